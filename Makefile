@@ -1,0 +1,64 @@
+# Everything runs in .venv, which is made on first use and brought up to date when pyproject.toml changes.
+# Only git, make and a Python >= 3.11 are assumed. Paths are relative, so the folder's name may hold spaces.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-quick test-long bench lint format clean
+
+VENV := .venv/.installed
+PYTEST := .venv/bin/python -m pytest
+
+help:
+	@echo "make demo         see it work: a store in a temporary folder"
+	@echo "make test         lint, types and all tests but the long ones (under 10 minutes on 2 cores)"
+	@echo "make test-quick   unit and contract tests without the slow ones (under a minute)"
+	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
+	@echo "make bench        the benchmarks behind the numbers in README.md"
+	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"
+	@echo "make clean        removes .venv, caches and builds"
+
+demo: $(VENV)
+	@.venv/bin/headwater demo
+
+test: lint
+	$(PYTEST) -m "not long"
+
+test-quick: $(VENV)
+	$(PYTEST) -m "not slow and not long" tests/unit tests/contract
+
+test-long: $(VENV)
+	$(PYTEST) --long --timeout 1800
+
+bench: $(VENV)
+	.venv/bin/python -m benchmarks
+
+lint: $(VENV)
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+format: $(VENV)
+	.venv/bin/python -m ruff check --fix .
+	.venv/bin/python -m ruff format .
+
+clean:
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# `make PYTHON=/path/to/python` chooses one; otherwise the first of these that is new enough and can make a venv.
+$(VENV): pyproject.toml
+	@chosen=; \
+	for candidate in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11; do \
+	    if test -n "$$candidate" && \
+	        "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        chosen=$$candidate; break; \
+	    fi; \
+	done; \
+	if test -z "$$chosen"; then \
+	    echo "headwater needs Python 3.11 or newer, with its venv module, and found none." >&2; \
+	    echo "Install one, or name one: make PYTHON=/path/to/python" >&2; \
+	    exit 1; \
+	fi; \
+	echo "making .venv with $$("$$chosen" --version) (a minute or two)"; \
+	"$$chosen" -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

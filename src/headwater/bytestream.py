@@ -1,0 +1,167 @@
+"""Byte streams: an append-only file of unlimited length, written and read as bytes."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+from headwater.catalog import segments
+from headwater.errors import HeadwaterError, InvalidRequestError, NotFoundError, TruncatedError
+from headwater.model.limits import MIB
+from headwater.segments.engine import Engine
+from headwater.segments.flush import Flusher
+from headwater.segments.lanes import RUN_BYTES, Lane, StreamRef
+from headwater.segments.read import SegmentCursor
+from headwater.streams import cuts
+
+_PIECE_BYTES = 8 * MIB
+
+
+class ByteWriter:
+    """Appends bytes to a byte stream. `write` buffers; `flush` returns when all is durable."""
+
+    def __init__(self, flusher: Flusher, stream: StreamRef, lane: Lane) -> None:
+        self._flusher = flusher
+        self._stream = stream
+        self._lane = lane
+        self._is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Give bytes to be stored; returns how many. Blocks while this process has as much waiting as it may."""
+        if self._is_closed:
+            raise InvalidRequestError("this writer is closed")
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidRequestError(f"a byte stream takes bytes, not {type(data).__name__}")
+        content = bytes(data)
+        for start in range(0, len(content), _PIECE_BYTES):
+            piece = content if len(content) <= _PIECE_BYTES else content[start : start + _PIECE_BYTES]
+            self._flusher.wait_for_room()
+            with self._lane.lock:
+                if self._lane.error is not None:
+                    raise self._lane.error
+                run = self._lane.run or self._lane.begin_run()
+                run.values.append(piece)
+                run.size += len(piece)
+                if run.size >= RUN_BYTES:
+                    self._lane.close_run()
+        return len(content)
+
+    def flush(self) -> None:
+        """Return when everything written so far is durable; raise what went wrong."""
+        with self._lane.lock:
+            run = self._lane.last_run
+            if run is None and self._lane.error is not None:
+                raise self._lane.error
+        if run is not None:
+            if not run.ended:
+                self._flusher.wait_for(run)
+            if run.error is not None:
+                raise run.error
+
+    def close(self) -> None:
+        """Flush, then end."""
+        if not self._is_closed:
+            self.flush()
+            self._is_closed = True
+
+    def abandon(self) -> None:
+        self._is_closed = True
+
+    def __enter__(self) -> ByteWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except HeadwaterError:
+            self.abandon()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            warnings.warn(f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2)
+
+
+class ByteReader(io.RawIOBase):
+    """Reads a byte stream from an offset. At the tail `read` gives b"" for now; read again for what was appended since."""
+
+    def __init__(self, engine: Engine, stream: StreamRef, start: int) -> None:
+        super().__init__()
+        self._engine = engine
+        self._stream = stream
+        row = self._row()
+        self._segment, self._log = row.number, row.log
+        self._offset = 0
+        self._cursor: SegmentCursor | None = None
+        self._block = memoryview(b"")
+        self._block_start = 0
+        self.seek(start)
+
+    def _row(self) -> segments.SegmentRow:
+        rows = self._engine.read(segments.list_segments, self._stream.id)
+        if not rows:
+            raise NotFoundError(f"stream {self._stream.name} was deleted")
+        return rows[0]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to an offset. TruncatedError if it lies before the head; behind the tail there is nothing to read yet."""
+        row = self._row()
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: row.tail}.get(whence)
+        if base is None:
+            raise InvalidRequestError(f"seek goes from the start (0), the present offset (1) or the end (2), not {whence!r}")
+        target = base + offset
+        if target < 0:
+            raise InvalidRequestError(f"there is no offset {target} in a byte stream")
+        if target < row.head:
+            raise TruncatedError(f"offset {target} of {self._stream.name} was truncated; its head is {row.head}", cuts.head(self._engine, self._stream))
+        self._offset = target
+        return target
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        if not len(target):
+            return 0
+        at = self._offset - self._block_start
+        if not 0 <= at < len(self._block) and not self._next_block():
+            return 0
+        at = self._offset - self._block_start
+        count = min(len(target), len(self._block) - at)
+        target[:count] = self._block[at : at + count]
+        self._offset += count
+        return count
+
+    def readall(self) -> bytes:
+        """All from here to the tail as of now."""
+        found = []
+        while piece := self.read(_PIECE_BYTES):
+            found.append(piece)
+        return b"".join(found)
+
+    def _next_block(self) -> bool:
+        if self._cursor is None or self._cursor.number != self._offset:
+            self._cursor = SegmentCursor(self._engine, self._stream, self._segment, self._log, self._offset, None)
+        try:
+            found = self._cursor.next_block()
+        except TruncatedError as error:
+            raise TruncatedError(error.message, cuts.head(self._engine, self._stream)) from None
+        if found is None:
+            row = self._row()
+            if self._offset < row.head:
+                raise TruncatedError(f"offset {self._offset} of {self._stream.name} was truncated", cuts.head(self._engine, self._stream))
+            return False
+        extent, data = found
+        self._block = memoryview(data).cast("B")
+        self._block_start = extent.first
+        return True

@@ -1,0 +1,78 @@
+"""The seam to SQL: one set of statements, run on SQLite or PostgreSQL.
+
+Statements are written once, with `?` for values and `FOR UPDATE` where PostgreSQL must lock; SQLite holds one lock for the whole
+transaction and drops those words. `now_us()` is the catalog's clock on both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Statement = tuple[str, Sequence[Any]]
+
+
+class Tx(Protocol):
+    """One transaction, handed to catalog functions."""
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement now and return its rows."""
+
+    def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements whose values don't depend on each other: one round trip on PostgreSQL."""
+
+    def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Run a statement for each row before the commit, without an answer: one round trip together with the commit."""
+
+
+class Database(Protocol):
+    """Connections to one catalog. Thread-safe; a forked child may use it too."""
+
+    url: str
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """The rows of one SELECT, outside any transaction."""
+
+    def read(self, work: Callable[[Tx], T]) -> T:
+        """Run `work` over one consistent look at the catalog."""
+
+    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
+        """Run `work` and commit, durably. What `work` raises rolls back.
+
+        `work` may run more than once. If the answer to the commit is lost, `repeatable` work runs again (it recognises that it was
+        done); other work raises OutcomeUnknownError.
+        """
+
+    def announce(self) -> None:
+        """Wake those who wait for a change, here and in other processes, soon."""
+
+    @property
+    def changes(self) -> Changes: ...
+
+    def close(self) -> None: ...
+
+
+class Changes:
+    """Lets threads wait until the catalog changed. `version` grows with each change seen; a wait may also end for nothing."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._version = 0
+
+    def bump(self) -> None:
+        with self._condition:
+            self._version += 1
+            self._condition.notify_all()
+
+    def version(self) -> int:
+        """To be read before looking, and given to `wait` after having found nothing."""
+        return self._version
+
+    def wait(self, seen: int, timeout: float) -> None:
+        """Return when the version is no longer `seen`, or after `timeout` seconds."""
+        with self._condition:
+            if self._version == seen:
+                self._condition.wait(timeout)

@@ -1,0 +1,276 @@
+"""Extents: which block holds which numbers of a log. Committing a flush, planning a read, deleting what was truncated."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headwater.catalog.database import Database, Statement, Tx
+from headwater.errors import FencedError
+from headwater.runtime import failpoints
+
+
+@dataclass(slots=True)
+class Append:
+    """One block for one segment: its bytes are inline in `data`, or durable in an object already."""
+
+    segment: int
+    count: int
+    length: int
+    crc: int
+    object: int | None
+    position: int
+    data: bytes | None
+
+
+class Part(NamedTuple):
+    """What commits or fails as one: all events of one named writer, one conditional append, or a stream's anonymous events."""
+
+    stream: int
+    appends: tuple[Append, ...]
+    writer: str | None = None
+    generation: int = 0
+    last_number: int = 0
+    expected_tail: int | None = None
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Everything one process commits at once. The same number again means the same flush, and gets the same answer."""
+
+    session: int
+    number: int
+    parts: tuple[Part, ...]
+    objects: tuple[tuple[int, str], ...] = ()
+
+
+class Stored(NamedTuple):
+    """A part that committed: the first number of each of its appends."""
+
+    firsts: tuple[int, ...]
+    appended_at: int
+
+
+class Refused(NamedTuple):
+    """A part that was left out, and why: sealed, fenced, moved (a condition failed), or deleted."""
+
+    reason: str
+    detail: int = 0
+
+
+PartResult = Stored | Refused
+
+
+def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
+    """Append every part that may be appended, in order, each seeing the tails left by the one before.
+
+    FencedError if the session is no longer live. A flush that was committed before is answered from its session, before any other check.
+    """
+    segments = sorted({(part.stream, append.segment) for part in flush.parts for append in part.appends})
+    writers = sorted({(part.stream, part.writer) for part in flush.parts if part.writer is not None})
+    locks = _lock_segments(segments)
+    answers = tx.run_all([_claim(flush), *locks, *(_lock_writer(*key) for key in writers)])
+    if not answers[0]:
+        return _earlier_result(tx, flush)
+    now: int = answers[0][0][0]
+    failpoints.reach("append.begun")
+    state = {(row[0], row[1]): _Tail(*row[2:]) for rows in answers[1 : 1 + len(locks)] for row in rows}
+    held = {key: rows[0] for key, rows in zip(writers, answers[1 + len(locks) :], strict=True) if rows}
+
+    results: list[PartResult] = []
+    extents, blocks, numbers = [], [], {}
+    touched: dict[tuple[int, int], _Tail] = {}
+    for part in flush.parts:
+        refusal = _refusal(part, state, held)
+        if refusal is not None:
+            results.append(refusal)
+            continue
+        firsts = []
+        appended_at = max(now, *(state[part.stream, append.segment].appended_at for append in part.appends))
+        for append in part.appends:
+            key = part.stream, append.segment
+            tail = touched[key] = state[key]
+            firsts.append(tail.tail)
+            extents.append(
+                (tail.log, tail.tail, append.count, append.length, append.crc, appended_at, append.object, append.position)
+            )
+            if append.data is not None:
+                blocks.append((tail.log, tail.tail, append.data))
+            tail.tail += append.count
+            tail.bytes += append.length
+            tail.appended_at = appended_at
+        if part.writer is not None:
+            numbers[part.stream, part.writer] = part.last_number
+            held[part.stream, part.writer] = (part.last_number, part.generation)
+        results.append(Stored(tuple(firsts), appended_at))
+
+    tx.defer(
+        "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = ?",
+        [(tail.tail, tail.bytes, tail.appended_at, *key) for key, tail in touched.items()],
+    )
+    tx.defer("INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", [(*o, flush.session) for o in flush.objects])
+    tx.defer(
+        "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents
+    )
+    tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks)
+    tx.defer("UPDATE writer SET last_number = ? WHERE stream = ? AND id = ?", [(number, *key) for key, number in numbers.items()])
+    tx.defer("UPDATE session SET last_result = ? WHERE id = ?", [(_dump(results), flush.session)])
+    failpoints.reach("append.applied")
+    return results
+
+
+class _Tail:
+    """A segment's tail while a flush is applied; `bytes` counts only what this flush adds."""
+
+    __slots__ = ("appended_at", "bytes", "log", "sealed", "tail")
+
+    def __init__(self, log: int, tail: int, sealed_epoch: int | None, appended_at: int) -> None:
+        self.log = log
+        self.tail = tail
+        self.sealed = sealed_epoch is not None
+        self.appended_at = appended_at
+        self.bytes = 0
+
+
+def _claim(flush: Flush) -> Statement:
+    return (
+        "UPDATE session SET last_flush = ?, renewed_at = now_us() WHERE id = ? AND live = 1 AND last_flush = ? RETURNING now_us()",
+        (flush.number, flush.session, flush.number - 1),
+    )
+
+
+_IN_SIZES = (1, 4, 16, 64, 256)
+
+
+def _lock_segments(keys: Sequence[tuple[int, int]]) -> list[Statement]:
+    """Statements that lock segments in ascending order. Few sizes of IN lists, so that prepared statements are used again."""
+    by_stream: dict[int, list[int]] = defaultdict(list)
+    for stream, number in keys:
+        by_stream[stream].append(number)
+    found: list[Statement] = []
+    for stream, numbers in by_stream.items():
+        for start in range(0, len(numbers), _IN_SIZES[-1]):
+            some = numbers[start : start + _IN_SIZES[-1]]
+            size = next(size for size in _IN_SIZES if size >= len(some))
+            some += [some[-1]] * (size - len(some))
+            sql = (
+                "SELECT stream, number, log, tail, sealed_epoch, appended_at FROM segment "
+                f"WHERE stream = ? AND number IN ({', '.join('?' * size)}) ORDER BY number FOR UPDATE"
+            )
+            found.append((sql, (stream, *some)))
+    return found
+
+
+def _lock_writer(stream: int, writer: str) -> Statement:
+    return "SELECT last_number, generation FROM writer WHERE stream = ? AND id = ? FOR UPDATE", (stream, writer)
+
+
+def _refusal(part: Part, state: dict[tuple[int, int], _Tail], held: dict[tuple[int, str], tuple[int, ...]]) -> Refused | None:
+    tails = [state.get((part.stream, append.segment)) for append in part.appends]
+    if part.writer is not None:
+        row = held.get((part.stream, part.writer))
+        if row is None:
+            return Refused("deleted")
+        if row[1] != part.generation:
+            return Refused("fenced", row[1])
+        assert part.last_number > row[0], "the holder of a generation gives its numbers in order"
+    if any(tail is None for tail in tails):
+        # A segment's row goes with its stream, or when it was sealed and truncated away: looking again tells which.
+        return Refused("sealed")
+    if part.expected_tail is not None and tails[0] is not None and tails[0].tail != part.expected_tail:
+        return Refused("moved", tails[0].tail)
+    if any(tail is not None and tail.sealed for tail in tails):
+        return Refused("sealed")
+    return None
+
+
+def _earlier_result(tx: Tx, flush: Flush) -> list[PartResult]:
+    rows = tx.run("SELECT live, last_flush, last_result FROM session WHERE id = ?", (flush.session,))
+    if rows and rows[0][1] == flush.number:
+        return _load(rows[0][2])
+    assert not rows or not rows[0][0], f"flush {flush.number} follows flush {rows[0][1]}"
+    raise FencedError(f"session {flush.session} was fenced: nothing of its flush {flush.number} was stored")
+
+
+def _dump(results: Sequence[PartResult]) -> str:
+    return json.dumps([[result.appended_at, *result.firsts] if isinstance(result, Stored) else list(result) for result in results])
+
+
+def _load(text: str) -> list[PartResult]:
+    return [
+        Refused(fields[0], fields[1]) if isinstance(fields[0], str) else Stored(tuple(fields[1:]), fields[0]) for fields in json.loads(text)
+    ]
+
+
+@dataclass(slots=True)
+class Extent:
+    """Numbers [first, first + count) of a log, and where their block is: `data` if inline, else `length` bytes of object `key`."""
+
+    first: int
+    count: int
+    length: int
+    crc: int
+    appended_at: int
+    position: int
+    object: int | None
+    key: str | None
+    data: bytes | None
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+def plan(database: Database, log: int, start: int, end: int, limit: int) -> list[Extent]:
+    """The extents that hold numbers [start, end) of a log, in order; at most `limit` of them. One statement, so one consistent look."""
+    rows = database.query(
+        "SELECT e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data FROM extent e "
+        "LEFT JOIN object o ON o.id = e.object LEFT JOIN inline_block b ON e.object IS NULL AND b.log = e.log AND b.first = e.first "
+        "WHERE e.log = ? AND e.first >= COALESCE((SELECT max(first) FROM extent WHERE log = ? AND first <= ?), ?) "
+        "AND e.first < ? AND e.first + e.count > ? ORDER BY e.first LIMIT ?",
+        (log, log, start, start, end, start, limit),
+    )
+    return [Extent(*row) for row in rows]
+
+
+def find_number_at(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int:
+    """The first number in [head, tail) appended at `time_us` or later, else `tail`. Times don't decrease, so this is a binary search."""
+    low, high = head, tail
+    while low < high:
+        middle = (low + high) // 2
+        row = tx.run(
+            "SELECT first, count, appended_at FROM extent WHERE log = ? AND first <= ? ORDER BY first DESC LIMIT 1", (log, middle)
+        )[0]
+        if row[2] >= time_us:
+            high = max(row[0], head)
+        else:
+            low = row[0] + row[1]
+    return min(low, tail)
+
+
+def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:
+    """Delete up to `limit` extents that lie wholly below a number; returns how many went."""
+    rows = tx.run("SELECT first, count, length FROM extent WHERE log = ? AND first < ? ORDER BY first LIMIT ?", (log, below, limit))
+    gone = [row for row in rows if row[0] + row[1] <= below]
+    if gone:
+        last = gone[-1][0]
+        tx.run("DELETE FROM inline_block WHERE log = ? AND first <= ?", (log, last))
+        tx.run("DELETE FROM extent WHERE log = ? AND first <= ?", (log, last))
+        tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[2] for row in gone), log))
+    return len(gone)
+
+
+def delete_dead_extents(tx: Tx, limit: int) -> int:
+    """Delete up to `limit` extents of dead logs, and the logs that are empty then; returns how many rows went."""
+    gone = 0
+    for (log,) in tx.run("SELECT log FROM dead_log ORDER BY log LIMIT ?", (limit,)):
+        found = delete_extents_below(tx, log, 1 << 62, limit - gone)
+        gone += found
+        if gone >= limit:
+            break
+        tx.run("DELETE FROM dead_log WHERE log = ?", (log,))
+        gone += 1
+    return gone

@@ -1,0 +1,41 @@
+"""Refusing to put a SQLite catalog on a network file system, whose locks can't be trusted."""
+
+from __future__ import annotations
+
+import os
+
+from headwater.errors import InvalidRequestError
+
+_NETWORK = frozenset(
+    "9p afp afs beegfs ceph cifs coda davfs fuse.davfs fuse.ceph fuse.cephfs fuse.gcsfuse fuse.glusterfs fuse.goofys fuse.juicefs fuse.rclone "
+    "fuse.s3fs fuse.sshfs fuse.smbnetfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs".split()
+)
+
+
+def refuse_network_mount(path: str, mounts: str | None = None) -> None:
+    """InvalidRequestError if `path` lies on a network file system. `mounts` is the text of /proc/self/mounts, where there is one."""
+    if mounts is None:
+        try:
+            with open("/proc/self/mounts") as file:
+                mounts = file.read()
+        except OSError:
+            return
+    kind = file_system_of(os.path.realpath(path), mounts)
+    if kind in _NETWORK:
+        raise InvalidRequestError(
+            f"{path} is on a network file system ({kind}), where SQLite's locks can't be trusted: "
+            "use a local directory, or a catalog on PostgreSQL (catalog='postgresql://...')"
+        )
+
+
+def file_system_of(path: str, mounts: str) -> str | None:
+    """The type of the file system that a path is on: the last mount whose folder holds it, the deepest one winning."""
+    best, kind = "", None
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        folder = fields[1].encode().decode("unicode_escape")
+        if (path == folder or path.startswith(folder.rstrip("/") + "/")) and len(folder) >= len(best):
+            best, kind = folder, fields[2]
+    return kind

@@ -1,0 +1,317 @@
+"""The catalog on PostgreSQL 14 or newer: READ COMMITTED, row locks, durable commits whatever the server's default is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from headwater.catalog.database import Changes, Row, Statement, Tx
+from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
+from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
+from headwater.runtime.retry import retry
+
+try:
+    import psycopg
+    from psycopg import errors as pg
+except ImportError as missing:
+    raise InvalidRequestError("a catalog on PostgreSQL needs psycopg: pip install 'headwater[postgres]'") from missing
+
+T = TypeVar("T")
+Connection = psycopg.Connection[Row]
+
+_CHANNEL = "headwater"
+_SET_DURABLE = "SET LOCAL synchronous_commit = on"
+_opened: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
+# Connections of a parent process: closing one in a child would end the parent's session, so they are kept for ever.
+_inherited: list[Any] = []
+
+
+@lru_cache(maxsize=1024)
+def _dialect(sql: str) -> str:
+    return sql.replace("%", "%%").replace("?", "%s")
+
+
+class PostgresTx:
+    """A transaction on one connection. What is deferred goes out with the next statement that wants an answer, or with the commit."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._deferred: list[tuple[str, Sequence[Sequence[Any]]]] = []
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self.run_all([(sql, values)])[0]
+
+    def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        with self._connection.pipeline():
+            self._send_deferred()
+            cursors = [self._connection.execute(_dialect(sql), values, binary=True) for sql, values in statements]
+        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._deferred.append((sql, rows))
+
+    def _send_deferred(self) -> None:
+        for sql, rows in self._deferred:
+            if rows:
+                self._connection.cursor().executemany(_dialect(sql), rows)
+        self._deferred.clear()
+
+    def send_rest(self) -> None:
+        if self._deferred:
+            with self._connection.pipeline():
+                self._send_deferred()
+
+
+class PostgresDatabase:
+    """A catalog in the database, and in the first schema of its search path, that `url` names."""
+
+    def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
+        self.url = url
+        self._retry_seconds = retry_seconds
+        self._begin()
+        _opened.add(self)
+        with _translated(url):
+            self._give_back(self._take())
+
+    def _begin(self) -> None:
+        self._pool_lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._changes = PostgresChanges(self)
+
+    def _after_fork(self) -> None:
+        _inherited.append((self._idle, self._changes))
+        self._begin()
+
+    def connect(self, *, autocommit: bool = False) -> Connection:
+        connection = psycopg.connect(
+            self.url,
+            autocommit=autocommit,
+            connect_timeout=10,
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            application_name="headwater",
+        )
+        # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
+        connection.execute(f"SET lock_timeout = {int(LOCK_SECONDS * 1000)}")
+        connection.execute(f"SET idle_in_transaction_session_timeout = {int(LOCK_SECONDS * 1000)}")
+        connection.execute("SET default_transaction_isolation = 'read committed'")
+        if not autocommit:
+            connection.commit()
+        return connection
+
+    def _take(self) -> Connection:
+        with self._pool_lock:
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.closed:
+                    return connection
+        return self.connect()
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            connection.close()
+            return
+        with self._pool_lock:
+            self._idle.append(connection)
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self._repeated(lambda: self._query(sql, values))
+
+    def _query(self, sql: str, values: Sequence[Any]) -> list[Row]:
+        connection = self._take()
+        try:
+            connection.autocommit = True
+            try:
+                return connection.execute(_dialect(sql), values, binary=True).fetchall()
+            finally:
+                if not connection.closed:
+                    connection.autocommit = False
+        finally:
+            self._give_back(connection)
+
+    def read(self, work: Callable[[Tx], T]) -> T:
+        def attempt() -> T:
+            connection = self._take()
+            try:
+                tx = PostgresTx(connection)
+                tx.defer("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY", [()])
+                return work(tx)
+            finally:
+                with suppress(psycopg.Error):
+                    connection.rollback()
+                self._give_back(connection)
+
+        return self._repeated(attempt)
+
+    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
+        return self._repeated(lambda: self._write(work, repeatable))
+
+    def _write(self, work: Callable[[Tx], T], repeatable: bool) -> T:
+        connection = self._take()
+        try:
+            try:
+                tx = PostgresTx(connection)
+                tx.defer(_SET_DURABLE, [()])
+                result = work(tx)
+            except BaseException:
+                with suppress(psycopg.Error):
+                    connection.rollback()
+                raise
+            try:
+                with connection.pipeline():
+                    tx._send_deferred()
+                    connection.commit()
+            except psycopg.OperationalError as error:
+                if repeatable or _is_rollback(error) or not connection.broken:
+                    raise
+                raise OutcomeUnknownError(f"the connection to the catalog was lost during a commit ({error}): ask for the state") from error
+            return result
+        finally:
+            self._give_back(connection)
+
+    def _repeated(self, attempt: Callable[[], T]) -> T:
+        with _translated(self.url):
+            return retry(attempt, retryable=_is_retryable, deadline_seconds=self._retry_seconds)
+
+    def announce(self) -> None:
+        self._changes.bump()
+        self._changes.tell_others()
+
+    @property
+    def changes(self) -> Changes:
+        return self._changes
+
+    def close(self) -> None:
+        self._changes.close()
+        with self._pool_lock:
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+
+class PostgresChanges(Changes):
+    """Tells and hears of commits by NOTIFY, outside the append's own transaction (inside it would cost three times as much).
+
+    Two threads with a connection each, begun when first needed. A lost notice costs no more than one poll: waits are short.
+    """
+
+    LONGEST_WAIT_SECONDS = 0.25
+    PAUSE_SECONDS = 0.001
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        super().__init__()
+        self._database = weakref.ref(database)
+        self._start_lock = threading.Lock()
+        self._listener: threading.Thread | None = None
+        self._teller: threading.Thread | None = None
+        self._to_tell = threading.Event()
+        self._closed = threading.Event()
+
+    def tell_others(self) -> None:
+        self._to_tell.set()
+        if self._teller is None:
+            with self._start_lock:
+                if self._teller is None:
+                    self._teller = threading.Thread(target=self._tell, name="headwater-notify", daemon=True)
+                    self._teller.start()
+
+    def wait(self, seen: int, timeout: float) -> None:
+        if self._listener is None:
+            with self._start_lock:
+                if self._listener is None:
+                    self._listener = threading.Thread(target=self._listen, name="headwater-listen", daemon=True)
+                    self._listener.start()
+        super().wait(seen, min(timeout, self.LONGEST_WAIT_SECONDS))
+
+    def _tell(self) -> None:
+        while not self._closed.is_set():
+            with suppress(psycopg.Error), self._connection() as connection:
+                connection.execute("SET synchronous_commit = off")
+                while not self._closed.is_set():
+                    self._to_tell.wait()
+                    self._to_tell.clear()
+                    connection.execute(f"NOTIFY {_CHANNEL}")
+                    # All that is committed in this pause shares the next notice.
+                    time.sleep(self.PAUSE_SECONDS)
+            self._closed.wait(0.5)
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            with suppress(psycopg.Error), self._connection() as connection:
+                connection.execute(f"LISTEN {_CHANNEL}")
+                self.bump()
+                while not self._closed.is_set():
+                    for _ in connection.notifies(timeout=0.5):
+                        self.bump()
+            self._closed.wait(0.5)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        database = self._database()
+        if database is None:
+            self._closed.set()
+            return
+        connection = database.connect(autocommit=True)
+        del database
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._to_tell.set()
+        for thread in (self._listener, self._teller):
+            if thread is not None:
+                thread.join(timeout=5)
+
+
+def _is_rollback(error: Exception) -> bool:
+    return isinstance(error, pg.DeadlockDetected | pg.SerializationFailure)
+
+
+def _is_retryable(error: Exception) -> bool:
+    if isinstance(error, pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName):
+        return False
+    if isinstance(error, psycopg.OperationalError) and "password" in str(error):
+        return False
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | pg.DeadlockDetected | pg.SerializationFailure)
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """PostgreSQL's errors as ours."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except pg.LockNotAvailable as error:
+        raise UnavailableError(f"the catalog's lock is held by another process for over {LOCK_SECONDS:g} s: repeat") from error
+    except (pg.DataCorrupted, pg.IndexCorrupted) as error:
+        raise CorruptDataError(f"the catalog is damaged: {error}", object=_shown(url)) from error
+    except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
+        raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
+
+
+def _shown(url: str) -> str:
+    """The URL without its password."""
+    scheme, _, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}"
+
+
+def _reset_all() -> None:
+    for database in list(_opened):
+        database._after_fork()
+
+
+os.register_at_fork(after_in_child=_reset_all)

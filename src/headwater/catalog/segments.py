@@ -1,0 +1,148 @@
+"""Segments: which keys each covers, its readable numbers, and the epochs in which the set of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwater.catalog.database import Tx
+from headwater.catalog.schema import next_id
+from headwater.errors import ConflictError, InvalidRequestError, NotFoundError, SealedError
+from headwater.model.cuts import Span
+from headwater.model.keys import KeyRange
+from headwater.model.limits import OPEN_SEGMENTS
+from headwater.runtime import failpoints
+
+_SHIFT = 1 << 63
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """A segment as the catalog has it; sealed if `sealed_epoch` is set."""
+
+    number: int
+    log: int
+    keys: KeyRange
+    made_epoch: int
+    made_at: int
+    sealed_epoch: int | None
+    sealed_at: int | None
+    head: int
+    tail: int
+    bytes: int
+    appended_at: int
+
+    @property
+    def is_open(self) -> bool:
+        return self.sealed_epoch is None
+
+    @property
+    def span(self) -> Span:
+        return Span(self.number, self.keys, self.head, self.tail)
+
+
+_COLUMNS = "number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, appended_at"
+
+
+def _row(row: tuple[int, ...]) -> SegmentRow:
+    number, log, first_key, last_key, *rest = row
+    return SegmentRow(number, log, KeyRange(first_key + _SHIFT, last_key + _SHIFT + 1), *rest)
+
+
+def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Sequence[KeyRange]) -> list[int]:
+    """Open a segment for each range; returns their numbers, which are never used again."""
+    end = tx.run("UPDATE stream SET next_segment = next_segment + ? WHERE id = ? RETURNING next_segment", (len(ranges), stream))[0][0]
+    numbers = list(range(end - len(ranges), end))
+    rows = [
+        (stream, number, next_id(tx, "log"), keys.start - _SHIFT, keys.end - 1 - _SHIFT, epoch, made_at, made_at)
+        for number, keys in zip(numbers, ranges, strict=True)
+    ]
+    tx.defer(
+        "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, head, tail, bytes, appended_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?)",
+        rows,
+    )
+    return numbers
+
+
+def list_segments(tx: Tx, stream: int) -> list[SegmentRow]:
+    """Every segment that has a row, by number."""
+    return [_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? ORDER BY number", (stream,))]
+
+
+def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
+    sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number"
+    return [_row(row) for row in tx.run(sql, (stream,))]
+
+
+def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRow]]:
+    """The segments of several streams in one look: consistent."""
+    found: dict[int, list[SegmentRow]] = {stream: [] for stream in streams}
+    marks = ", ".join("?" * len(streams))
+    for stream, *row in tx.run(f"SELECT stream, {_COLUMNS} FROM segment WHERE stream IN ({marks}) ORDER BY number", streams):
+        found[stream].append(_row(tuple(row)))
+    return found
+
+
+def find_segment(tx: Tx, stream: int, number: int) -> SegmentRow | None:
+    rows = tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number = ?", (stream, number))
+    return _row(rows[0]) if rows else None
+
+
+def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ranges: Sequence[KeyRange]) -> list[int]:
+    """Seal segments and open their successors, as the stream's next epoch; returns the new numbers.
+
+    `epoch` is the one the caller decided from: if another scale won, nothing changes. The ranges cover exactly the keys of the sealed
+    segments.
+    """
+    # The WHERE clause is the lock: of two callers exactly one matches, on SQLite and on PostgreSQL.
+    won = tx.run("UPDATE stream SET epoch = epoch + 1 WHERE id = ? AND epoch = ? AND sealed_at IS NULL RETURNING epoch", (stream, epoch))
+    if not won:
+        rows = tx.run("SELECT sealed_at FROM stream WHERE id = ?", (stream,))
+        if not rows:
+            raise NotFoundError("this stream was deleted")
+        if rows[0][0] is not None:
+            raise SealedError("this stream is sealed")
+        raise ConflictError("the stream was scaled by another process meanwhile: look again")
+    marks = ", ".join("?" * len(seal))
+    old = [_row(row) for row in tx.run(
+        f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE", (stream, *seal)
+    )]  # fmt: skip
+    assert len(old) == len(set(seal)) and all(row.is_open for row in old), "the epoch guards the open segments"
+    assert _tiles([row.keys for row in old], ranges), "successors cover exactly the keys of the sealed segments"
+    open_count = tx.run("SELECT count(*) FROM segment WHERE stream = ? AND sealed_epoch IS NULL", (stream,))[0][0]
+    if open_count - len(old) + len(ranges) > OPEN_SEGMENTS:
+        raise InvalidRequestError(f"a stream may have {OPEN_SEGMENTS:,} open segments")
+    # Times grow along a key, whatever the clock does: everything in a segment was appended before the moment it was sealed.
+    made_at = max(tx.run("SELECT now_us()")[0][0], *(max(row.appended_at, row.made_at) + 1 for row in old))
+    tx.run(
+        f"UPDATE segment SET sealed_epoch = ?, sealed_at = ? WHERE stream = ? AND number IN ({marks})",
+        (epoch + 1, made_at, stream, *seal),
+    )
+    numbers = insert_segments(tx, stream, epoch=epoch + 1, made_at=made_at, ranges=ranges)
+    failpoints.reach("scale.applied")
+    return numbers
+
+
+def _tiles(old: Sequence[KeyRange], new: Sequence[KeyRange]) -> bool:
+    def joined(ranges: Sequence[KeyRange]) -> list[tuple[int, int]]:
+        result: list[tuple[int, int]] = []
+        for start, end in sorted(ranges):
+            if result and result[-1][1] == start:
+                result[-1] = (result[-1][0], end)
+            else:
+                result.append((start, end))
+        return result
+
+    return joined(old) == joined(new)
+
+
+def advance_heads(tx: Tx, stream: int, heads: dict[int, int], drop: Sequence[int]) -> None:
+    """Make numbers below `heads` unreadable and forget the segments `drop`. Their extents go later, in slices."""
+    tx.run("SELECT number FROM segment WHERE stream = ? ORDER BY number FOR UPDATE", (stream,))
+    tx.defer(
+        "UPDATE segment SET head = ? WHERE stream = ? AND number = ? AND head < ?",
+        [(head, stream, number, head) for number, head in heads.items()],
+    )
+    tx.defer("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ? AND number = ?", [(stream, number) for number in drop])
+    tx.defer("DELETE FROM segment WHERE stream = ? AND number = ?", [(stream, number) for number in drop])

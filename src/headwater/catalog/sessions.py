@@ -1,0 +1,32 @@
+"""Sessions: one for each process that writes. Every commit checks its session, so a fenced process cannot commit."""
+
+from __future__ import annotations
+
+from headwater.catalog.database import Tx
+from headwater.catalog.schema import next_id
+
+
+def begin_session(tx: Tx, process: str) -> int:
+    """A new live session; `process` says for people where it runs."""
+    session = next_id(tx, "session")
+    tx.run(
+        "INSERT INTO session (id, live, last_flush, renewed_at, process) VALUES (?, 1, 0, now_us(), ?)",
+        (session, process),
+    )
+    return session
+
+
+def renew_session(tx: Tx, session: int) -> bool:
+    """Keep a session alive; False if it was fenced."""
+    return bool(tx.run("UPDATE session SET renewed_at = now_us() WHERE id = ? AND live = 1 RETURNING id", (session,)))
+
+
+def end_session(tx: Tx, session: int) -> None:
+    """Forget a session whose every flush was answered."""
+    tx.run("DELETE FROM session WHERE id = ?", (session,))
+
+
+def fence_expired_sessions(tx: Tx, lease_us: int) -> list[int]:
+    """Fence every session that was not renewed for this long. A wrong guess costs its process a retry, never data."""
+    rows = tx.run("UPDATE session SET live = 0 WHERE live = 1 AND renewed_at < now_us() - ? RETURNING id", (lease_us,))
+    return sorted(int(row[0]) for row in rows)

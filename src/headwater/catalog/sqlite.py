@@ -1,0 +1,253 @@
+"""The catalog on SQLite: one file, one writer at a time behind the host's lock, any number of readers beside it.
+
+WAL mode with synchronous=FULL: a commit that returned is on the disk. Checkpoints run under the lock, when the WAL is large.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import apsw
+
+from headwater.catalog.database import Changes, Row, Statement, Tx
+from headwater.catalog.hostlock import HostLock
+from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError
+from headwater.model.limits import LOCK_SECONDS, WAL_BYTES
+from headwater.runtime import clock
+
+T = TypeVar("T")
+
+_IN_MEMORY = ":memory:"
+_opened: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
+# Connections of a parent process: they must be neither used nor closed in its child, so they are kept for ever.
+_inherited: list[apsw.Connection] = []
+
+
+@lru_cache(maxsize=1024)
+def _dialect(sql: str) -> str:
+    return re.sub(r"\s+FOR (UPDATE|SHARE)\b", "", sql)
+
+
+class SqliteTx:
+    """A transaction on one connection."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        return self._connection.execute(_dialect(sql), tuple(values)).fetchall()
+
+    def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        return [self.run(sql, values) for sql, values in statements]
+
+    def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        self._connection.executemany(_dialect(sql), (tuple(row) for row in rows))
+
+
+class SqliteDatabase:
+    """A catalog in the file at `path`, or in memory."""
+
+    def __init__(self, path: str, *, now_us: Callable[[], int] = clock.now_us, lock_seconds: float = LOCK_SECONDS) -> None:
+        self.url = path
+        self._path = path
+        self._now_us = now_us
+        self._memory = path == _IN_MEMORY
+        self._lock = None if self._memory else HostLock(f"{path}-lock", lock_seconds)
+        self._memory_lock = threading.RLock()
+        self._memory_connection: apsw.Connection | None = self._connect() if self._memory else None
+        self._begin()
+        _opened.add(self)
+
+    def _begin(self) -> None:
+        self._pool_lock = threading.Lock()
+        self._readers: list[apsw.Connection] = []
+        self._writer: apsw.Connection | None = None
+        self._changes = SqliteChanges(self)
+
+    def _after_fork(self) -> None:
+        _inherited.extend(self._readers)
+        _inherited.extend(filter(None, (self._writer, self._changes.connection)))
+        if self._lock is not None:
+            self._lock.forget()
+        self._memory_lock = threading.RLock()
+        self._begin()
+
+    def _connect(self) -> apsw.Connection:
+        with _translated(self._path):
+            connection = apsw.Connection(self._path, statementcachesize=200)
+            connection.set_busy_timeout(int(LOCK_SECONDS * 1000))
+            connection.create_scalar_function("now_us", self._clock, 0)
+            if not self._memory:
+                connection.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0").fetchall()
+            connection.execute("PRAGMA foreign_keys=ON; PRAGMA cache_size=-16384; PRAGMA temp_store=MEMORY").fetchall()
+            return connection
+
+    def _clock(self, *_: Any) -> int:
+        return self._now_us()
+
+    @contextmanager
+    def _reader(self) -> Iterator[apsw.Connection]:
+        if self._memory_connection is not None:
+            with self._memory_lock:
+                yield self._memory_connection
+            return
+        with self._pool_lock:
+            connection = self._readers.pop() if self._readers else None
+        connection = connection or self._connect()
+        try:
+            yield connection
+        finally:
+            with self._pool_lock:
+                self._readers.append(connection)
+
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        with self._reader() as connection, _translated(self._path):
+            return connection.execute(_dialect(sql), tuple(values)).fetchall()
+
+    def read(self, work: Callable[[Tx], T]) -> T:
+        with self._reader() as connection, _translated(self._path):
+            connection.execute("BEGIN")
+            try:
+                return work(SqliteTx(connection))
+            finally:
+                connection.execute("COMMIT")
+
+    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
+        # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
+        # about an answer lost on a network, which can't be here).
+        with self._lock or self._memory_lock, _translated(self._path):
+            connection = self._memory_connection or self._writer
+            if connection is None:
+                connection = self._writer = self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(SqliteTx(connection))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with suppress(apsw.Error):
+                        connection.execute("ROLLBACK")
+                raise
+            self._checkpoint_if_large(connection)
+        return result
+
+    def _checkpoint_if_large(self, connection: apsw.Connection) -> None:
+        if self._memory or self._wal_bytes() < WAL_BYTES:
+            return
+        # The commit is done; a checkpoint that can't run now (a full disk, a reader in the way) is left to whoever commits next.
+        with suppress(apsw.Error):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            connection.set_busy_timeout(0)
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        connection.set_busy_timeout(int(LOCK_SECONDS * 1000))
+
+    def _wal_bytes(self) -> int:
+        try:
+            return os.stat(f"{self._path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def announce(self) -> None:
+        self._changes.bump()
+
+    @property
+    def changes(self) -> Changes:
+        return self._changes
+
+    def close(self) -> None:
+        if self._memory:
+            return
+        with self._lock or nullcontext(), self._pool_lock:
+            for connection in [*self._readers, *filter(None, (self._writer, self._changes.connection))]:
+                connection.close()
+            self._begin_closed()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _begin_closed(self) -> None:
+        self._readers = []
+        self._writer = None
+        self._changes.connection = None
+
+
+class SqliteChanges(Changes):
+    """Sees other processes' commits by polling `PRAGMA data_version`, 5 us a call, in the threads that wait."""
+
+    SHORTEST_POLL_SECONDS = 0.001
+    LONGEST_POLL_SECONDS = 0.005
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        super().__init__()
+        self._database = weakref.ref(database)
+        self._poll_lock = threading.Lock()
+        self._data_version = -1
+        self.connection: apsw.Connection | None = None
+
+    def _poll(self) -> None:
+        database = self._database()
+        if database is None or database._memory:
+            return
+        with self._poll_lock:
+            if self.connection is None:
+                self.connection = database._connect()
+            found = self.connection.pragma("data_version")
+            changed = found != self._data_version
+            self._data_version = found
+        if changed:
+            self.bump()
+
+    def version(self) -> int:
+        self._poll()
+        return self._version
+
+    def wait(self, seen: int, timeout: float) -> None:
+        started = time.monotonic()
+        pause = self.SHORTEST_POLL_SECONDS
+        while True:
+            self._poll()
+            waited = time.monotonic() - started
+            with self._condition:
+                if self._version != seen or waited >= timeout:
+                    return
+                self._condition.wait(min(pause, timeout - waited))
+            if waited > 0.1:
+                pause = self.LONGEST_POLL_SECONDS
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """SQLite's errors as ours."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except apsw.FullError as error:
+        raise UnavailableError(f"no space left for the catalog {path}: free some, then repeat") from error
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise UnavailableError(f"the catalog {path} is busy ({error}): repeat") from error
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise CorruptDataError(f"the catalog {path} is damaged: {error}", object=path) from error
+    except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as error:
+        raise UnavailableError(f"the catalog {path} can't be opened for writing ({error}): check the directory's rights and mount") from error
+    except apsw.IOError as error:
+        raise UnavailableError(f"the catalog {path} can't be read or written ({error}): check the disk and its free space") from error
+    except PermissionError as error:
+        raise UnavailableError(f"the catalog {path} can't be opened: {error}") from error
+    except OSError as error:
+        raise UnavailableError(f"the catalog {path} can't be used: {error}") from error
+
+
+def _reset_all() -> None:
+    for database in list(_opened):
+        database._after_fork()
+
+
+os.register_at_fork(after_in_child=_reset_all)

@@ -1,0 +1,170 @@
+"""Scopes and streams: names, policies, labels, schemas, and the life of a stream from creation to deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from headwater.catalog.database import Tx
+from headwater.catalog.schema import next_id
+from headwater.catalog.segments import insert_segments
+from headwater.errors import AlreadyExistsError, ConflictError, InvalidRequestError, NotFoundError, SealedError
+from headwater.model.keys import WHOLE
+from headwater.model.names import StreamName
+
+
+@dataclass(frozen=True)
+class StreamRow:
+    """A stream as the catalog has it."""
+
+    id: int
+    scope: str
+    name: str
+    kind: str
+    epoch: int
+    schema_version: int
+    scaling: str
+    retention: str
+    created_at: int
+    sealed_at: int | None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.scope}/{self.name}"
+
+
+_COLUMNS = "id, scope, name, kind, epoch, schema_version, scaling, retention, created_at, sealed_at"
+
+
+def create_scope(tx: Tx, name: str) -> bool:
+    """False if it was there."""
+    return bool(tx.run("INSERT INTO scope (name, created_at) VALUES (?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name", (name,)))
+
+
+def delete_scope(tx: Tx, name: str) -> None:
+    if not tx.run("SELECT 1 FROM scope WHERE name = ? FOR UPDATE", (name,)):
+        raise NotFoundError(f"there is no scope {name!r}")
+    left = [row[0] for row in tx.run("SELECT name FROM stream WHERE scope = ? ORDER BY name LIMIT 4", (name,))]
+    if left:
+        raise ConflictError(f"scope {name!r} still has streams ({', '.join(left)}{', …' if len(left) > 3 else ''}): delete them first")
+    tx.run("DELETE FROM scope WHERE name = ?", (name,))
+
+
+def list_scopes(tx: Tx) -> list[str]:
+    return [row[0] for row in tx.run("SELECT name FROM scope ORDER BY name")]
+
+
+def create_stream(
+    tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
+) -> StreamRow | None:
+    """The new stream, with its first epoch's segments; None if the name is taken. Makes the scope if it is missing."""
+    create_scope(tx, name.scope)
+    tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name.scope,))
+    stream = next_id(tx, "stream")
+    made = tx.run(
+        "INSERT INTO stream (id, scope, name, kind, epoch, next_segment, schema_version, scaling, retention, created_at) "
+        "VALUES (?, ?, ?, ?, 0, 0, 1, ?, ?, now_us()) ON CONFLICT (scope, name) DO NOTHING RETURNING created_at",
+        (stream, name.scope, name.name, kind, scaling, retention),
+    )
+    if not made:
+        return None
+    tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, 1, ?)", (stream, schema))
+    _insert_labels(tx, stream, labels)
+    insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
+    return get_stream(tx, stream)
+
+
+def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
+    rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name)
+    return StreamRow(*rows[0]) if rows else None
+
+
+def get_stream(tx: Tx, stream: int) -> StreamRow:
+    rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ?", (stream,))
+    if not rows:
+        raise NotFoundError("this stream was deleted")
+    return StreamRow(*rows[0])
+
+
+def lock_stream(tx: Tx, stream: int) -> StreamRow:
+    """The stream, unchanged until this transaction ends."""
+    rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ? FOR UPDATE", (stream,))
+    if not rows:
+        raise NotFoundError("this stream was deleted")
+    return StreamRow(*rows[0])
+
+
+def list_streams(tx: Tx, scope: str | None, label: str | None) -> list[str]:
+    sql, values = "SELECT s.scope, s.name FROM stream s", []
+    if label is not None:
+        sql += " JOIN stream_label l ON l.stream = s.id AND l.label = ?"
+        values.append(label)
+    if scope is not None:
+        sql += " WHERE s.scope = ?"
+        values.append(scope)
+    return [f"{row[0]}/{row[1]}" for row in sorted(tx.run(sql, values))]
+
+
+def list_labels(tx: Tx, stream: int) -> tuple[str, ...]:
+    return tuple(row[0] for row in tx.run("SELECT label FROM stream_label WHERE stream = ? ORDER BY label", (stream,)))
+
+
+def _insert_labels(tx: Tx, stream: int, labels: Collection[str]) -> None:
+    tx.defer("INSERT INTO stream_label (label, stream) VALUES (?, ?)", [(label, stream) for label in sorted(set(labels))])
+
+
+def update_stream(
+    tx: Tx, stream: int, *, scaling: str | None, retention: str | None, labels: Collection[str] | None, schema: tuple[int, bytes] | None
+) -> StreamRow:
+    """Change what is not None. `schema` is (the version it was decided from, the new one): ConflictError if another came first."""
+    row = lock_stream(tx, stream)
+    if row.sealed_at is not None and (scaling or schema):
+        raise SealedError(f"stream {row.full_name} is sealed")
+    if scaling is not None:
+        tx.run("UPDATE stream SET scaling = ? WHERE id = ?", (scaling, stream))
+    if retention is not None:
+        tx.run("UPDATE stream SET retention = ? WHERE id = ?", (retention, stream))
+    if labels is not None:
+        tx.run("DELETE FROM stream_label WHERE stream = ?", (stream,))
+        _insert_labels(tx, stream, labels)
+    if schema is not None:
+        version, arrow = schema
+        if row.schema_version != version:
+            raise ConflictError(f"the schema of {row.full_name} was changed meanwhile: look again")
+        tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, ?, ?)", (stream, version + 1, arrow))
+        tx.run("UPDATE stream SET schema_version = ? WHERE id = ?", (version + 1, stream))
+    return get_stream(tx, stream)
+
+
+def get_schemas(tx: Tx, stream: int) -> dict[int, bytes]:
+    """Every version of a stream's schema."""
+    return {row[0]: bytes(row[1]) for row in tx.run("SELECT version, arrow FROM stream_schema WHERE stream = ?", (stream,))}
+
+
+def seal_stream(tx: Tx, stream: int) -> None:
+    """Close every open segment for good. Sealing again changes nothing."""
+    row = lock_stream(tx, stream)
+    if row.sealed_at is not None:
+        return
+    tx.run("SELECT number FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number FOR UPDATE", (stream,))
+    tx.run("UPDATE stream SET sealed_at = now_us() WHERE id = ?", (stream,))
+    tx.run("UPDATE segment SET sealed_epoch = ?, sealed_at = now_us() WHERE stream = ? AND sealed_epoch IS NULL", (row.epoch + 1, stream))
+
+
+def delete_stream(tx: Tx, stream: int) -> None:
+    """Delete a sealed stream. Its extents go later, in slices."""
+    row = lock_stream(tx, stream)
+    if row.sealed_at is None:
+        raise ConflictError(f"stream {row.full_name} is open: seal it before you delete it")
+    tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
+    for table in ("segment", "stream_label", "stream_schema", "writer"):
+        tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
+    tx.run("DELETE FROM stream WHERE id = ?", (stream,))
+
+
+def explain_existing(name: StreamName, differences: list[str]) -> AlreadyExistsError:
+    return AlreadyExistsError(f"stream {name} exists and differs: {'; '.join(differences)}" if differences else f"stream {name} exists")
+
+
+def refuse_kind(row: StreamRow, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{row.full_name} is a stream of {row.kind}, not of {wanted}")

@@ -1,0 +1,86 @@
+"""Every error a caller can get. The class says what to do next; typed attributes carry the facts; all survive pickling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwater.model.cuts import Cut
+
+
+class HeadwaterError(Exception):
+    """Anything headwater raises on purpose."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.facts)
+
+
+def _rebuild(kind: type[HeadwaterError], message: str, facts: dict[str, Any]) -> HeadwaterError:
+    return kind(message, **facts)
+
+
+class InvalidRequestError(HeadwaterError, ValueError):
+    """The request itself is wrong and will never work. Nothing changed: correct the call."""
+
+
+class NotFoundError(HeadwaterError, LookupError):
+    """What was named does not exist. Create it, or correct the name."""
+
+
+class AlreadyExistsError(HeadwaterError):
+    """The name is taken, by something that differs from what was asked for. The message shows the difference."""
+
+
+class ConflictError(HeadwaterError):
+    """The state does not allow it now. Nothing changed: look again and decide again."""
+
+
+class ConditionFailedError(ConflictError):
+    """The state moved between the read and the write. Nothing changed: read again, decide again."""
+
+
+class SealedError(ConflictError):
+    """The stream is sealed: it can be read for ever, and never written again."""
+
+
+class TransactionEndedError(ConflictError):
+    """The transaction was committed or aborted already. Ask for its status; begin another."""
+
+
+class FencedError(HeadwaterError):
+    """Someone else took over this identity. Nothing of this call was stored: stop."""
+
+
+class TruncatedError(HeadwaterError):
+    """The data asked for was truncated. Go on from `head`, the first place that is still readable."""
+
+    def __init__(self, message: str, head: Cut | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.head = head
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, {"head": self.head, **self.facts})
+
+
+class UnavailableError(HeadwaterError):
+    """Something is out of reach for now (a lock, a disk with room, a server). Nothing is lost: repeat the call."""
+
+
+class OutcomeUnknownError(HeadwaterError):
+    """The answer was lost: it may or may not have happened. Ask for the state; do not just repeat."""
+
+
+class CorruptDataError(HeadwaterError):
+    """Stored bytes are missing or are not what was written. `object` names where; other data is unaffected."""
+
+    def __init__(self, message: str, object: str | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.object = object
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, {"object": self.object, **self.facts})

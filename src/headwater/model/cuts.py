@@ -1,0 +1,105 @@
+"""A cut: a place in one or more streams, before which lies the past and behind which the future.
+
+In each stream a cut names segments that tile the key space, with an event number in each. Numbers of segments grow along every
+key, so comparing them tells what lies before a cut; no history of epochs is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from headwater.errors import InvalidRequestError
+from headwater.model.keys import KeyRange
+
+
+class StreamCut(NamedTuple):
+    """A cut's part for one stream: the stream's id, and event numbers by segment number."""
+
+    id: int
+    segments: Mapping[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A consistent place in one or more streams of one store. `str(cut)` is its text, `Cut.parse(text)` reads it back."""
+
+    store: str
+    streams: Mapping[str, StreamCut] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        frozen = {name: StreamCut(cut.id, MappingProxyType(dict(sorted(cut.segments.items())))) for name, cut in self.streams.items()}
+        object.__setattr__(self, "streams", MappingProxyType(dict(sorted(frozen.items()))))
+
+    def __str__(self) -> str:
+        streams = {
+            name: {"id": cut.id, "segments": {str(segment): number for segment, number in cut.segments.items()}}
+            for name, cut in self.streams.items()
+        }
+        return json.dumps({"store": self.store, "streams": streams}, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        """The cut whose `str` this is."""
+        try:
+            fields = json.loads(text)
+            streams = {
+                name: StreamCut(_integer(part["id"]), {int(key): _integer(value) for key, value in part["segments"].items()})
+                for name, part in fields["streams"].items()
+            }
+            return cls(str(fields["store"]), streams)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidRequestError(f"this is not the text of a cut: {text!r}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cut) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __repr__(self) -> str:
+        return f"Cut({self})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cut.parse, (str(self),)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"not a position: {value!r}")
+    return value
+
+
+class Span(NamedTuple):
+    """A segment as lineage needs it: its keys and the readable numbers [head, tail)."""
+
+    number: int
+    keys: KeyRange
+    head: int
+    tail: int
+
+
+def first_spans(spans: Iterable[Span]) -> list[Span]:
+    """The oldest span over each key: where reading from the head begins."""
+    chosen: list[Span] = []
+    for span in sorted(spans):
+        if not any(span.keys.overlaps(other.keys) for other in chosen):
+            chosen.append(span)
+    return chosen
+
+
+def last_spans(spans: Iterable[Span]) -> list[Span]:
+    """The newest span over each key: where the tail is."""
+    chosen: list[Span] = []
+    for span in sorted(spans, reverse=True):
+        if not any(span.keys.overlaps(other.keys) for other in chosen):
+            chosen.append(span)
+    return sorted(chosen)
+
+
+def is_before(span: Span, cut: Iterable[Span]) -> bool:
+    """Whether all of `span` lies before a cut through the segments `cut`, none of which is `span`."""
+    return any(span.number < other.number and span.keys.overlaps(other.keys) for other in cut)

@@ -1,0 +1,93 @@
+"""Routing keys: bytes, made the same way by every API, and their place in the routing space [0, 2**64)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from headwater.errors import InvalidRequestError
+from headwater.model.limits import KEY_BYTES
+
+KEY_SPACE = 1 << 64
+
+#: The place of a key in the routing space.
+hash_key = xxhash.xxh3_64_intdigest
+
+
+class KeyRange(NamedTuple):
+    """The half-open part [start, end) of the routing space."""
+
+    start: int
+    end: int
+
+    def overlaps(self, other: KeyRange) -> bool:
+        return self.start < other.end and other.start < self.end
+
+    def split(self, parts: int) -> list[KeyRange]:
+        """Equal neighbours that tile this range."""
+        width = self.end - self.start
+        bounds = [self.start + width * i // parts for i in range(parts + 1)]
+        return [KeyRange(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+WHOLE = KeyRange(0, KEY_SPACE)
+
+
+def key_bytes(key: bytes | str | int | None) -> bytes | None:
+    """A key as it is stored and routed: equal text, equal bytes."""
+    if key is None:
+        return None
+    if type(key) is str:
+        data = key.encode()
+    elif type(key) is bytes:
+        data = key
+    elif type(key) is int:
+        data = b"%d" % key
+    else:
+        raise InvalidRequestError(f"a routing key is bytes, str, int or None, not {type(key).__name__}: {key!r}")
+    if len(data) > KEY_BYTES:
+        raise InvalidRequestError(f"this routing key has {len(data):,} bytes; a key may have {KEY_BYTES:,}")
+    return data
+
+
+def key_column(column: pa.Array, name: str) -> pa.Array:
+    """A column of keys as binary, each equal to what `key_bytes` makes of the same key."""
+    kind = column.type
+    if pa.types.is_binary(kind):
+        keys = column
+    elif pa.types.is_string(kind):
+        keys = column.view(pa.binary())
+    elif pa.types.is_integer(kind):
+        keys = column.cast(pa.string()).view(pa.binary())
+    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        keys = column.cast(pa.binary())
+    elif pa.types.is_dictionary(kind):
+        return key_column(column.dictionary_decode(), name)
+    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        keys = column.cast(pa.large_binary()).cast(pa.binary())
+    else:
+        raise InvalidRequestError(f"column {name!r} of type {kind} can't be the routing key: keys are text, bytes or integers")
+    longest = pc.max(pc.binary_length(keys)).as_py() if len(keys) else 0
+    if (longest or 0) > KEY_BYTES:
+        raise InvalidRequestError(f"column {name!r} has a routing key of {longest:,} bytes; a key may have {KEY_BYTES:,}")
+    return keys
+
+
+def hash_keys(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Each key's place in the routing space; 0 for null."""
+    encoded = keys.dictionary_encode()
+    unique = encoded.dictionary.to_pylist()
+    places = np.fromiter(map(hash_key, unique), dtype=np.uint64, count=len(unique))
+    if encoded.null_count == 0:
+        indices = encoded.indices.to_numpy(zero_copy_only=False)
+        return np.asarray(places[indices], dtype=np.uint64)
+    found = np.zeros(len(keys), dtype=np.uint64)
+    indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    valid = encoded.indices.is_valid().to_numpy(zero_copy_only=False)
+    if len(places):
+        found[valid] = places[indices[valid]]
+    return found

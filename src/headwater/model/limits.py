@@ -1,0 +1,42 @@
+"""Every limit of headwater, in one place. Reaching one blocks or raises; nothing is dropped."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+#: One event's value. Larger ones are refused by `write` itself.
+EVENT_BYTES: Final = 64 * MIB
+#: One routing key.
+KEY_BYTES: Final = 64 * KIB
+#: A `write_batch` up to this size is stored whole or not at all.
+BATCH_BYTES: Final = 64 * MIB
+#: What one flush gathers before it is sent.
+FLUSH_BYTES: Final = 16 * MIB
+#: Events waiting in one process for their flush; beyond it `write` blocks.
+BUFFERED_BYTES: Final = 64 * MIB
+#: A flush up to this size goes into the catalog's own commit: one fsync instead of two.
+INLINE_BYTES: Final = 64 * KIB
+#: A journal file is preallocated at this size, and another begun when it is full.
+JOURNAL_BYTES: Final = 64 * MIB
+#: Storage writes under way at once, local and remote. Their commits stay in order.
+LOCAL_WRITES: Final = 2
+REMOTE_WRITES: Final = 4
+#: Bytes fetched ahead of a reader.
+PREFETCH_BYTES: Final = 16 * MIB
+#: Extents planned with one look into the catalog.
+PLAN_EXTENTS: Final = 256
+#: Whoever sees a SQLite WAL above this size checkpoints it.
+WAL_BYTES: Final = 4 * MIB
+#: A writer waits this long for the catalog's lock before it says who holds it.
+LOCK_SECONDS: Final = 10.0
+#: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
+RETRY_SECONDS: Final = 20.0
+#: A session not renewed for this long may be fenced, and is renewed at a third of it.
+SESSION_SECONDS: Final = 60.0
+#: Rows deleted under one lock when space is freed.
+SLICE_ROWS: Final = 2000
+#: Open segments of one stream.
+OPEN_SEGMENTS: Final = 10_000

@@ -1,0 +1,1 @@
+"""What a test replaces: clocks, ids, retries and failpoints."""

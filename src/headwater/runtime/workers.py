@@ -1,0 +1,91 @@
+"""A few daemon threads for I/O. Unlike concurrent.futures they still work while the interpreter exits, when the last flush runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Task(Generic[T]):
+    """A call under way. `result` waits for it."""
+
+    def __init__(self, call: Callable[[], T], when_done: Callable[[], None] | None) -> None:
+        self._call = call
+        self._when_done = when_done
+        self._finished = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+        self._call = None  # type: ignore[assignment]
+        self._finished.set()
+        if self._when_done is not None:
+            self._when_done()
+
+    @property
+    def done(self) -> bool:
+        return self._finished.is_set()
+
+    def wait(self) -> None:
+        """Return when the call ended, however it did."""
+        self._finished.wait()
+
+    def result(self) -> T:
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+
+class Workers:
+    """Runs calls on up to `limit` threads, which are begun as they are needed."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._queue: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, call: Callable[[], T], when_done: Callable[[], None] | None = None) -> Task[T]:
+        task = Task(call, when_done)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("these workers are closed")
+            if self._idle <= self._queue.qsize() and len(self._threads) < self._limit:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._queue.put(task)
+        return task
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            task = self._queue.get()
+            with self._lock:
+                self._idle -= 1
+            if task is None:
+                return
+            task.run()
+
+    def close(self) -> None:
+        """Let running calls end, then the threads."""
+        with self._lock:
+            self._closed = True
+            threads = list(self._threads)
+        for _ in threads:
+            self._queue.put(None)
+        for thread in threads:
+            thread.join(timeout=10)

@@ -1,0 +1,90 @@
+"""The one seam between the client's classes and the parts below: a catalog, a storage, and what a process needs to use them.
+
+Clients read and change the catalog through `read` and `write` with a catalog function, append through the flusher, and fetch bytes
+through `fetch`. A store behind a gateway would be another implementation of these few calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pyarrow as pa
+
+from headwater.catalog import extents, streams
+from headwater.catalog.database import Changes, Database, Tx
+from headwater.catalog.extents import Extent, Flush, PartResult
+from headwater.errors import CorruptDataError, InvalidRequestError
+from headwater.model.limits import PLAN_EXTENTS
+from headwater.runtime.workers import Workers
+from headwater.storage import Storage
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Engine:
+    """One open store in one process."""
+
+    def __init__(self, store_id: str, database: Database, storage: Storage) -> None:
+        self.store_id = store_id
+        self.database = database
+        self.storage = storage
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._schemas: dict[tuple[int, int], pa.Schema] = {}
+        self.workers = Workers("headwater-io", 8)
+
+    def after_fork(self) -> None:
+        self._begin()
+
+    def read(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a catalog function over one consistent look."""
+        return self.database.read(lambda tx: look(tx, *args, **kwargs))
+
+    def write(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a catalog function and commit what it did."""
+        result = self.database.write(lambda tx: change(tx, *args, **kwargs))
+        self.database.announce()
+        return result
+
+    def commit_flush(self, flush: Flush) -> list[PartResult]:
+        """Commit a flush; given again after any failure, it is committed once and answered the same."""
+        return self.database.write(lambda tx: extents.commit_flush(tx, flush), repeatable=True)
+
+    def plan(self, log: int, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
+        return extents.plan(self.database, log, start, end, limit)
+
+    @property
+    def changes(self) -> Changes:
+        return self.database.changes
+
+    def schema(self, stream: int, version: int) -> pa.Schema:
+        """A version of a stream's schema. Versions never change, so they are kept."""
+        found = self._schemas.get((stream, version))
+        if found is None:
+            for number, arrow in self.read(streams.get_schemas, stream).items():
+                self._schemas[stream, number] = pa.ipc.read_schema(pa.py_buffer(arrow))
+            found = self._schemas.get((stream, version))
+            if found is None:
+                raise CorruptDataError(f"version {version} of the schema of stream {stream} is not in the catalog")
+        return found
+
+    def close(self) -> None:
+        self.workers.close()
+        self.database.close()
+        self.storage.close()
+
+
+def schema_bytes(schema: pa.Schema) -> bytes:
+    """A schema as the catalog keeps it."""
+    return bytes(schema.serialize())
+
+
+def check_time(time: Any, what: str) -> None:
+    """Refuse a time without a zone."""
+    if getattr(time, "tzinfo", None) is None:
+        raise InvalidRequestError(f"{what} is a datetime with a zone (say, datetime.now(UTC)), not {time!r}")

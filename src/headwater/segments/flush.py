@@ -1,0 +1,510 @@
+"""The flusher: one thread of a process that makes all its writers' events durable, many at once.
+
+It gathers what came while the previous flush was under way, stores the blocks, commits, and ends the runs. Storage writes may overlap;
+commits are in order. Whatever fails stays at the front and is repeated before anything newer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+from headwater.catalog import sessions
+from headwater.catalog.extents import Append, Flush, Part, Refused, Stored
+from headwater.errors import FencedError, HeadwaterError, NotFoundError, SealedError, UnavailableError
+from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
+from headwater.runtime import failpoints
+from headwater.runtime.workers import Task
+from headwater.segments.block import EncodedBlock, encode
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import Lane, Placement, Run, StreamRef
+from headwater.segments.routing import Router
+from headwater.storage import layout
+
+#: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones.
+_OVERLAP_BYTES_LOCAL = 4 * MIB
+_OVERLAP_BYTES_REMOTE = 1 * MIB
+_LONGEST_PAUSE_SECONDS = 2.0
+_FOOTER_MAGIC = b"HWF1"
+
+
+class _Session:
+    """This process's session, with the journal or objects it owns."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.id = engine.write(sessions.begin_session, f"{socket.gethostname()}:{os.getpid()}")
+        self.last_flush = 0
+        self.renewed = time.monotonic()
+        self._objects = 0
+        self._storage = engine.storage
+        self._journal = engine.storage.journal(lambda index: layout.journal_key(self.id, index)) if engine.storage.local else None
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._objects >= layout.INDEXES - REMOTE_WRITES
+
+    def reserve(self) -> int:
+        self._objects += 1
+        return self._objects
+
+    def store(self, index: int, buffers: list[Any], footer: bytes) -> tuple[int, str, int]:
+        """Make a flush's blocks durable; returns (object, its key, position of the first block)."""
+        if self._journal is not None:
+            place = self._journal.append(buffers)
+            return layout.object_id(self.id, place.index), place.key, place.offset
+        key = layout.object_key(self.id, index)
+        self._storage.put(key, [*buffers, footer])
+        return layout.object_id(self.id, index), key, 0
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+
+class _PendingPart:
+    """Runs of one lane on their way, encoded for the segments of one epoch."""
+
+    def __init__(self, lane: Lane, runs: list[Run], blocks: list[tuple[int, EncodedBlock]], which: Any) -> None:
+        self.lane = lane
+        self.runs = runs
+        self.blocks = blocks
+        self.which = which
+        self.offset = 0
+
+    @property
+    def length(self) -> int:
+        return sum(_padded(block.length) for _, block in self.blocks)
+
+
+class _PendingFlush:
+    """Parts that are stored together and committed together, under one number of the session."""
+
+    def __init__(self, parts: list[_PendingPart]) -> None:
+        self.parts = parts
+        self.task: Task[tuple[int, str, int]] | None = None
+        self.catalog_flush: Flush | None = None
+
+    def buffers(self) -> tuple[list[Any], bytes]:
+        """All blocks one after the other, and the footer that says what they are."""
+        buffers: list[Any] = []
+        contents, at = [], 0
+        for part in self.parts:
+            part.offset = at
+            for segment, block in part.blocks:
+                contents.append([part.lane.stream.id, segment, at, block.length, block.count])
+                buffers += block.buffers
+                if block.length % 8:
+                    buffers.append(bytes(-block.length % 8))
+                at += _padded(block.length)
+        text = json.dumps({"blocks": contents}).encode()
+        return buffers, text + struct.pack("<I4s", len(text), _FOOTER_MAGIC)
+
+
+def _padded(length: int) -> int:
+    return length + -length % 8
+
+
+class Flusher:
+    """Stores the events of all writers of one process, in the order in which each lane gave them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lanes: dict[tuple[int, int, str | None, int], Lane] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._condition = threading.Condition()
+        self._router = Router(self._engine)
+        self._active: dict[Lane, None] = {}
+        self._inflight: deque[_PendingFlush] = deque()
+        self._buffered_bytes = 0
+        self._session: _Session | None = None
+        self._thread: threading.Thread | None = None
+        self._turn = 0
+        self._failures = 0
+        self._failure: HeadwaterError | None = None
+        self._kicked = False
+        self._closing = False
+
+    def after_fork(self) -> None:
+        """In a child: the parent stores what was given before the fork; the child begins with nothing."""
+        for lane in self._lanes.values():
+            for run in [*lane.queue, *([lane.run] if lane.run else [])]:
+                run.end(None, FencedError("these events were given before a fork: they are the parent process's to store"))
+            lane.forget()
+            if lane.writer is not None:
+                lane.error = FencedError(f"the writer {lane.writer!r} belongs to the parent process: open it again to take it over")
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.error is None}
+        self._begin()
+
+    # What writers call.
+
+    def lane(self, stream: StreamRef, writer: str | None = None, generation: int = 0, last_number: int = 0) -> Lane:
+        """The lane of a named writer, or the one that all anonymous writers of a stream share."""
+        key = (stream.id, stream.schema_version, writer, generation)
+        with self._condition:
+            found = self._lanes.get(key)
+            if found is None or found.error is not None:
+                found = self._lanes[key] = Lane(self, stream, writer, generation, last_number)
+            return found
+
+    def forget(self, lane: Lane) -> None:
+        """Drop a lane that is empty and will not be used again."""
+        with self._condition:
+            self._lanes = {key: other for key, other in self._lanes.items() if other is not lane}
+
+    def wait_for_room(self) -> None:
+        """Block while this process has as many events waiting as it may. UnavailableError if they can't be stored now."""
+        if self._buffered_bytes < BUFFERED_BYTES:
+            return
+        with self._condition:
+            failures = self._failures
+            while self._buffered_bytes >= BUFFERED_BYTES:
+                if self._failures > failures:
+                    raise self._copy_of_failure()
+                self._condition.wait(1.0)
+
+    def activate(self, lane: Lane) -> None:
+        """Note that a lane has something to store."""
+        with self._condition:
+            self._active[lane] = None
+            self._start()
+            self._condition.notify_all()
+
+    def account(self, size: int) -> None:
+        """Count a closed run against the process's limit."""
+        with self._condition:
+            self._buffered_bytes += size
+            self._condition.notify_all()
+
+    def wait_for(self, run: Run, timeout: float | None = None) -> None:
+        """Return when the run ended. UnavailableError if an attempt fails meanwhile: the run stays, and is tried again."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            failures = self._failures
+            self._kicked = True
+            self._condition.notify_all()
+            while not run.ended:
+                if self._failures > failures:
+                    raise self._copy_of_failure()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
+                self._condition.wait(left)
+
+    def _copy_of_failure(self) -> HeadwaterError:
+        assert self._failure is not None
+        return type(self._failure)(self._failure.message)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="headwater-flusher", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Store what waits, then end the session. UnavailableError if it can't be stored now: close again to try again."""
+        for lane in list(self._lanes.values()):
+            if lane.last_run is not None and not lane.last_run.ended:
+                self.wait_for(lane.last_run)
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._end_session()
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+            self._engine.write(sessions.end_session, session.id)
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        pause = 0.05
+        while not self._closing:
+            try:
+                self._step()
+                pause = 0.05
+            except UnavailableError as error:
+                self._note_failure(error)
+                with self._condition:
+                    if not self._kicked and not self._closing:
+                        self._condition.wait(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            except Exception as error:
+                self._fail_all(error)
+
+    def _note_failure(self, error: UnavailableError) -> None:
+        with self._condition:
+            self._failure = error
+            self._failures += 1
+            self._kicked = False
+            self._condition.notify_all()
+
+    def _fail_all(self, error: Exception) -> None:
+        """Something that no retry will mend: end every lane with it, so that nobody waits for ever."""
+        known = _known(error)
+        lanes: dict[Lane, list[Run]] = {}
+        for flush in self._inflight:
+            if flush.task is not None:
+                flush.task.wait()
+            for part in flush.parts:
+                lanes.setdefault(part.lane, []).extend(part.runs)
+        self._inflight.clear()
+        with self._condition:
+            lanes.update({lane: lanes.get(lane, []) for lane in self._active})
+            self._active.clear()
+        for lane, runs in lanes.items():
+            self._fail_lane(lane, known, runs)
+
+    def _step(self) -> None:
+        """Begin what flushes may begin, then finish the oldest one."""
+        self._renew_session()
+        while self._may_begin():
+            flush = self._gather()
+            if flush is None:
+                break
+            self._inflight.append(flush)
+            self._begin_storing(flush)
+        if self._inflight:
+            self._finish(self._inflight[0])
+            return
+        with self._condition:
+            if not self._active and not self._closing:
+                self._condition.wait(SESSION_SECONDS / 3 if self._session else None)
+
+    def _may_begin(self) -> bool:
+        if not self._active:
+            return False
+        if not self._inflight:
+            return True
+        local = self._engine.storage.local
+        if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES):
+            return False
+        waiting = self._buffered_bytes - sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
+        return waiting >= (_OVERLAP_BYTES_LOCAL if local else _OVERLAP_BYTES_REMOTE)
+
+    def _gather(self) -> _PendingFlush | None:
+        """Take the oldest runs of the lanes that have any, up to a flush's size, and encode them."""
+        with self._condition:
+            lanes = list(self._active)
+            self._active.clear()
+        parts: list[_PendingPart] = []
+        room, left = FLUSH_BYTES, []
+        failure: UnavailableError | None = None
+        for lane in lanes:
+            if room <= 0 or failure is not None:
+                left.append(lane)
+                continue
+            runs = lane.take(room)
+            if not runs:
+                continue
+            try:
+                parts.append(self._encode(lane, runs))
+            except UnavailableError as error:
+                failure = error
+                lane.put_back(runs)
+                left.append(lane)
+                continue
+            except Exception as error:
+                self._fail_lane(lane, _known(error), runs)
+                continue
+            room -= sum(run.size for run in runs)
+            if lane.queue:
+                left.append(lane)
+        with self._condition:
+            # Those that were left out go first next time.
+            self._active = {**dict.fromkeys(left), **self._active}
+        if failure is not None and not parts:
+            raise failure
+        failpoints.reach("append.encoded")
+        return _PendingFlush(parts) if parts else None
+
+    def _encode(self, lane: Lane, runs: list[Run]) -> _PendingPart:
+        if lane.error is not None:
+            raise lane.error
+        route = self._router.route(lane.stream)
+        offset = 0
+        if lane.stream.kind == "bytes":
+            for run in runs:
+                run.count, run.offset = run.size, offset
+                offset += run.count
+            return _PendingPart(lane, runs, [(route.numbers[0], _raw_block(runs))], None)
+        chunks = []
+        for run in runs:
+            run.freeze()
+            assert run.chunk is not None
+            run.offset = offset
+            offset += run.count
+            chunks.append(run.chunk)
+        self._turn += 1
+        spread, which = route.spread(chunks, self._turn)
+        blocks = [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread]
+        return _PendingPart(lane, runs, blocks, which)
+
+    def _begin_storing(self, flush: _PendingFlush) -> None:
+        """Write the blocks to storage, unless they are so few that they go into the commit itself."""
+        flush.task = None
+        flush.catalog_flush = None
+        if sum(part.length for part in flush.parts) <= INLINE_BYTES:
+            return
+        session = self._live_session()
+        buffers, footer = flush.buffers()
+        index = session.reserve()
+        flush.task = self._engine.workers.submit(lambda: session.store(index, buffers, footer), self._wake_after_store)
+
+    def _wake_after_store(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def _live_session(self) -> _Session:
+        if self._session is not None and self._session.is_used_up and not self._inflight:
+            self._end_session()
+        if self._session is None:
+            self._session = _Session(self._engine)
+        return self._session
+
+    def _renew_session(self) -> None:
+        session = self._session
+        if session is not None and time.monotonic() - session.renewed > SESSION_SECONDS / 3:
+            if not self._engine.database.write(lambda tx: sessions.renew_session(tx, session.id)):
+                self._replace_session()
+            else:
+                session.renewed = time.monotonic()
+
+    def _replace_session(self) -> None:
+        """Go on with a new session after the old one was fenced. Nothing of what is in flight was committed: all is stored anew.
+
+        The old session's journal may be collected as garbage, so its bytes are not named again.
+        """
+        if self._session is not None:
+            old, self._session = self._session, None
+            old.close()
+        for flush in self._inflight:
+            if flush.task is not None:
+                flush.task.wait()
+            self._begin_storing(flush)
+
+    def _finish(self, flush: _PendingFlush) -> None:
+        """Commit the oldest flush once it is stored, and end its runs."""
+        if flush.catalog_flush is None:
+            if flush.task is not None and not flush.task.done:
+                with self._condition:
+                    if not flush.task.done and not self._may_begin():
+                        self._condition.wait(SESSION_SECONDS / 3)
+                if not flush.task.done:
+                    return
+            if not self._prepare(flush):
+                return
+        assert flush.catalog_flush is not None and self._session is not None
+        try:
+            results = self._engine.commit_flush(flush.catalog_flush)
+        except FencedError:
+            self._replace_session()
+            return
+        self._session.last_flush = flush.catalog_flush.number
+        self._session.renewed = time.monotonic()
+        failpoints.reach("append.committed")
+        self._inflight.popleft()
+        refused: list[tuple[_PendingPart, Refused]] = []
+        stored: list[Run] = []
+        for part, result in zip(flush.parts, results, strict=True):
+            if isinstance(result, Stored):
+                placement = Placement(tuple(segment for segment, _ in part.blocks), result.firsts, part.which)
+                for run in part.runs:
+                    part.lane.stored_number = max(part.lane.stored_number, run.last_number)
+                    run.end(placement, None)
+                stored += part.runs
+            else:
+                refused.append((part, result))
+        self._release(stored)
+        failpoints.reach("append.acked")
+        self._engine.database.announce()
+        for part, refusal in refused:
+            self._handle_refusal(part, refusal)
+
+    def _prepare(self, flush: _PendingFlush) -> bool:
+        """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it."""
+        place: tuple[int, str, int] | None = None
+        if flush.task is not None:
+            try:
+                place = flush.task.result()
+            except UnavailableError:
+                self._begin_storing(flush)
+                raise
+            failpoints.reach("append.stored")
+        if not flush.parts:
+            self._inflight.popleft()
+            return False
+        session = self._live_session()
+        parts = []
+        for pending in flush.parts:
+            lane = pending.lane
+            appends, at = [], pending.offset
+            for segment, block in pending.blocks:
+                if place is None:
+                    append = Append(segment, block.count, block.length, block.crc, None, 0, block.to_bytes())
+                else:
+                    append = Append(segment, block.count, block.length, block.crc, place[0], place[2] + at, None)
+                appends.append(append)
+                at += _padded(block.length)
+            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, lane.generation, pending.runs[-1].last_number))
+        objects = () if place is None else ((place[0], place[1]),)
+        flush.catalog_flush = Flush(session.id, session.last_flush + 1, tuple(parts), objects)
+        return True
+
+    def _handle_refusal(self, part: _PendingPart, refusal: Refused) -> None:
+        # Newer events of the lane that are in flight already must not overtake these: they are taken out of their flushes.
+        runs = list(part.runs)
+        for flush in self._inflight:
+            for other in [other for other in flush.parts if other.lane is part.lane]:
+                runs += other.runs
+                flush.parts.remove(other)
+            flush.catalog_flush = None
+        lane = part.lane
+        if refusal.reason == "fenced":
+            self._fail_lane(lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs)
+        elif refusal.reason == "deleted":
+            self._fail_lane(lane, NotFoundError(f"stream {lane.stream.name} was deleted"), runs)
+        else:
+            self._router.forget(lane.stream)
+            lane.put_back(runs)
+            with self._condition:
+                self._active = {lane: None, **self._active}
+
+    def _fail_lane(self, lane: Lane, error: HeadwaterError, runs: list[Run]) -> None:
+        self._release(lane.fail(error, runs))
+        self.forget(lane)
+
+    def _release(self, runs: list[Run]) -> None:
+        with self._condition:
+            self._buffered_bytes -= sum(run.size for run in runs)
+            self._condition.notify_all()
+
+
+def _known(error: Exception) -> HeadwaterError:
+    if isinstance(error, HeadwaterError):
+        return error
+    known = HeadwaterError(f"storing events failed: {error!r}")
+    known.__cause__ = error
+    return known
+
+
+def _raw_block(runs: list[Run]) -> EncodedBlock:
+    buffers = [pa.py_buffer(value) for run in runs for value in run.values]
+    crc = 0
+    for buffer in buffers:
+        crc = google_crc32c.extend(crc, buffer)
+    length = sum(buffer.size for buffer in buffers)
+    return EncodedBlock(buffers, length, length, crc)

@@ -1,0 +1,159 @@
+"""Files and directories that survive a power cut, and what the operating system's errors mean to the caller.
+
+A file's bytes are durable after `sync_data`, its name after `sync_directory` of the directory it is in, and that directory's own name
+after the same for the one above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from headwater.errors import InvalidRequestError, UnavailableError
+
+T = TypeVar("T")
+
+#: Buffers that one pwritev takes; the kernel refuses more.
+IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+_KEY = re.compile(r"(?!tmp/.*/)[A-Za-z0-9_][A-Za-z0-9_.~=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.~=+-]*)+")
+#: How often a directory may vanish between making it and using it.
+_ATTEMPTS = 8
+
+_ADVICE = {
+    errno.ENOSPC: "no space left: free some, then flush again",
+    errno.EDQUOT: "this user's quota is used up: free some space, then flush again",
+    errno.EFBIG: "larger than this process may write: raise its file size limit (ulimit -f), then flush again",
+    errno.EACCES: "permission denied: let this user read and write there, then repeat",
+    errno.EPERM: "not permitted here: the directory must allow this user to create files and hard links; then repeat",
+    errno.EROFS: "the file system is read-only: mount it for writing, then repeat",
+    errno.EMFILE: "this process has too many files open: raise its limit (ulimit -n) or close some, then repeat",
+    errno.EIO: "the device reported an input/output error: see the kernel's log; repeat once it is healthy",
+}
+
+if sys.platform == "darwin":
+    import fcntl
+
+    def sync_data(fd: int) -> None:
+        """Make a file's bytes durable. fsync on macOS leaves them in the drive's cache."""
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+    def preallocate(fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+else:
+
+    def sync_data(fd: int) -> None:
+        """Make a file's bytes, and the size needed to find them, durable."""
+        os.fdatasync(fd)
+
+    def preallocate(fd: int, length: int) -> None:
+        """Reserve the space now, so that a full disk shows before there is data, and a sync has no size to update."""
+        os.posix_fallocate(fd, 0, length)
+
+
+@contextlib.contextmanager
+def explaining(action: str, path: str) -> Iterator[None]:
+    """Turn what the operating system says into an UnavailableError that names the path and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
+        raise UnavailableError(f"cannot {action} {path}: {reason}", path=path, errno=error.errno) from error
+
+
+def write_all(fd: int, views: Sequence[memoryview], offset: int) -> None:
+    """Write all views at `offset`, however many they are and however often the kernel takes only a part."""
+    rest = list(views)
+    while rest:
+        written = os.pwritev(fd, rest[:IOV_MAX], offset)
+        offset += written
+        done = 0
+        while done < len(rest) and written >= rest[done].nbytes:
+            written -= rest[done].nbytes
+            done += 1
+        del rest[:done]
+        if written:
+            rest[0] = rest[0][written:]
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Folder:
+    """A directory tree that holds one file per key, and makes and removes directories as keys come and go."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        # Directories whose names are known to be durable, all the way up to the root.
+        self._durable: set[str] = set()
+
+    def path(self, key: str) -> str:
+        if not _KEY.fullmatch(key):
+            raise InvalidRequestError(f"{key!r} is no key: it needs a folder and a name, like l0/0000000000a1/000003.hwb")
+        return os.path.join(self.root, key)
+
+    def create(self, key: str) -> int:
+        """Create a file that must not exist, and return it open for writing. Its name is not durable yet."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return self._in_directory(self.path(key), lambda path: os.open(path, flags, 0o644))
+
+    def link(self, source: str, key: str) -> None:
+        """Give the file `source` the name `key`, durably; FileExistsError if there is one already."""
+        self._in_directory(self.path(key), lambda path: os.link(self.path(source), path))
+        self.sync_name(key)
+
+    def sync_name(self, key: str) -> None:
+        """Make the name of an existing file durable."""
+        sync_directory(os.path.dirname(self.path(key)))
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove files, and the directories that become empty by it; missing ones are fine."""
+        directories = set()
+        for key in keys:
+            path = self.path(key)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                directories.add(os.path.dirname(path))
+        for directory in directories:
+            try:
+                os.rmdir(directory)
+            except OSError:
+                with contextlib.suppress(FileNotFoundError):
+                    sync_directory(directory)
+
+    def _in_directory(self, path: str, make: Callable[[str], T]) -> T:
+        directory = os.path.dirname(path)
+        for _ in range(_ATTEMPTS):
+            if directory not in self._durable:
+                self._make_directory(directory)
+                self._durable.add(directory)
+            try:
+                return make(path)
+            except FileNotFoundError as error:
+                # Another process's `remove` found the directory empty, perhaps just after we made it: make it again.
+                self._durable.discard(directory)
+                vanished = error
+        raise vanished
+
+    def _make_directory(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        if path != self.root and len(path) > len(self.root) or not os.path.isdir(parent):
+            self._make_directory(parent)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            # Below the root its maker may have been killed before this sync. The root and what is above are the user's.
+            if len(path) <= len(self.root):
+                return
+        sync_directory(parent)

@@ -1,0 +1,148 @@
+"""A session's journal: preallocated files that blocks are appended to, each durable before `append` returns.
+
+Nothing is read back or repaired here: the catalog names the ranges that count, and a range without a row is garbage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headwater.errors import AlreadyExistsError
+from headwater.model import limits
+from headwater.runtime import failpoints
+from headwater.storage.files import Folder, explaining, preallocate, sync_data, write_all
+from headwater.storage.interface import Buffer, Place, byte_views
+
+_ALIGNMENT = 8
+
+
+@dataclass
+class _File:
+    key: str
+    index: int
+    path: str
+    size: int
+    #: Where the next append goes. Everything below is written, or being written by someone.
+    used: int = 0
+
+
+class FileJournal:
+    """Appends to files of a `Folder`. Threads reserve their place one after the other, then write and sync side by side."""
+
+    def __init__(self, folder: Folder, key_for: Callable[[int], str], *, file_bytes: int = limits.JOURNAL_BYTES) -> None:
+        self._folder = folder
+        self._key_for = key_for
+        self._file_bytes = file_bytes
+        self._mutex = threading.Lock()
+        self._file: _File | None = None
+        self._next_index = 0
+        self._closed = False
+
+    def append(self, buffers: Sequence[Buffer]) -> Place:
+        """Store the buffers one after the other, durable on return.
+
+        When a write or sync fails, nothing of this append counts and the file takes no more; those that returned stay good.
+        """
+        views = byte_views(buffers)
+        length = sum(view.nbytes for view in views)
+        assert length, "an empty append has no place"
+        file, offset = self._reserve(length)
+        try:
+            with explaining("write", file.path):
+                _write(file.path, views, offset)
+        except BaseException:
+            # Never sync this file again: the kernel reports a lost page once, and the next sync succeeds without it.
+            self._abandon(file)
+            raise
+        return Place(file.key, file.index, offset)
+
+    def close(self) -> None:
+        with self._mutex:
+            file, self._file, self._closed = self._file, None, True
+        if file is not None:
+            self._trim(file)
+
+    def _reserve(self, length: int) -> tuple[_File, int]:
+        with self._mutex:
+            assert not self._closed, "the journal is closed"
+            file = self._file
+            if file is None or file.used + length > file.size:
+                if file is not None:
+                    self._file = None
+                    self._trim(file)
+                file = self._file = self._create(length)
+            offset = file.used
+            file.used = _align(offset + length)
+            return file, offset
+
+    def _create(self, length: int) -> _File:
+        """Begin the next file, large enough for `length`."""
+        preferred, least = _align(max(self._file_bytes, length)), _align(length)
+        try:
+            return self._create_sized(preferred)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or preferred == least:
+                raise
+        # The disk is nearly full: use what is left of it.
+        return self._create_sized(least)
+
+    def _create_sized(self, size: int) -> _File:
+        # An index is used up even if its file fails, so that no key ever means two files.
+        index, self._next_index = self._next_index, self._next_index + 1
+        key = self._key_for(index)
+        path = self._folder.path(key)
+        try:
+            fd = self._folder.create(key)
+        except FileExistsError as error:
+            raise AlreadyExistsError(f"{path} exists: another process writes as this session", key=key) from error
+        try:
+            preallocate(fd, size)
+            self._folder.sync_name(key)
+            failpoints.reach("journal.created")
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._folder.remove([key])
+            raise
+        finally:
+            os.close(fd)
+        return _File(key, index, path, size)
+
+    def _abandon(self, file: _File) -> None:
+        with self._mutex:
+            if self._file is file:
+                self._file = None
+        self._trim(file)
+
+    def _trim(self, file: _File) -> None:
+        """Give back what was preallocated and not used. Appends still under way lie below `used`, so they lose nothing."""
+        with contextlib.suppress(OSError):  # Only space is at stake.
+            if not file.used:
+                self._folder.remove([file.key])
+                return
+            fd = os.open(file.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.ftruncate(fd, file.used)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _write(path: str, views: Sequence[memoryview], offset: int) -> None:
+    # Opened for each append (3.5 us of at least 260, measured), because a sync's error goes to one of those who share an open
+    # file: with an fd of their own, two threads that lost pages are both told. And if someone removed the file, this fails.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        write_all(fd, views, offset)
+        failpoints.reach("journal.written")
+        sync_data(fd)
+    finally:
+        os.close(fd)
+
+
+def _align(length: int) -> int:
+    return length + -length % _ALIGNMENT

@@ -1,0 +1,90 @@
+"""The names of stored objects: the one place that knows them.
+
+    journal/<session>/<index>.hwj   a session's journal files, on local storage
+    l0/<session>/<index>.hwb        a flush as one object
+    chunks/...                      reserved: long-term Parquet
+    txn/...                         reserved: staged bytes, which belong to a transaction and not to a session
+    tmp/<key>.<token>               local storage: a put under way, or left by a crash; listed only when asked for by this prefix
+
+Session and index are hexadecimal with leading zeros, so that keys sort like numbers. No key is ever used twice.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple
+
+from headwater.errors import InvalidRequestError
+
+JOURNAL_PREFIX: Final = "journal/"
+OBJECT_PREFIX: Final = "l0/"
+CHUNK_PREFIX: Final = "chunks/"
+TRANSACTION_PREFIX: Final = "txn/"
+TEMPORARY_PREFIX: Final = "tmp/"
+
+_INDEX_BITS: Final = 24
+#: Objects one session can name.
+INDEXES: Final = 1 << _INDEX_BITS
+#: Session ids: an object's id must fit into a database's signed 64-bit integer.
+SESSIONS: Final = 1 << (63 - _INDEX_BITS)
+
+_KEY = re.compile(r"(journal|l0)/([0-9a-f]{12})/([0-9a-f]{6})\.(hwj|hwb)")
+_SUFFIXES = {"journal": "hwj", "l0": "hwb"}
+
+
+class SessionKey(NamedTuple):
+    """A key of a session's own object, taken apart."""
+
+    kind: Literal["journal", "l0"]
+    session: int
+    index: int
+
+
+def journal_key(session: int, index: int) -> str:
+    _check(session, index)
+    return f"{JOURNAL_PREFIX}{session:012x}/{index:06x}.hwj"
+
+
+def object_key(session: int, index: int) -> str:
+    _check(session, index)
+    return f"{OBJECT_PREFIX}{session:012x}/{index:06x}.hwb"
+
+
+def parse_key(key: str) -> SessionKey | None:
+    """Take a journal's or an object's key apart; None if it is neither."""
+    found = _KEY.fullmatch(key)
+    if found is None or _SUFFIXES[found[1]] != found[4]:
+        return None
+    return SessionKey("journal" if found[1] == "journal" else "l0", int(found[2], 16), int(found[3], 16))
+
+
+def temporary_key(key: str, token: str) -> str:
+    """The name under which local storage writes `key` before it is whole."""
+    return f"{TEMPORARY_PREFIX}{key.replace('/', '~')}.{token}"
+
+
+def parse_temporary_key(key: str) -> str | None:
+    """The key that a file below tmp/ was to become; None if it is no such file."""
+    if not key.startswith(TEMPORARY_PREFIX):
+        return None
+    return key.removeprefix(TEMPORARY_PREFIX).rpartition(".")[0].replace("~", "/") or None
+
+
+def object_id(session: int, index: int) -> int:
+    """One number for a session's object, as the catalog keeps it."""
+    _check(session, index)
+    return session << _INDEX_BITS | index
+
+
+def parse_object_id(id: int) -> tuple[int, int]:
+    """The session and index of `object_id`."""
+    if not 0 <= id < SESSIONS << _INDEX_BITS:
+        raise InvalidRequestError(f"{id} is no object id")
+    return id >> _INDEX_BITS, id & (INDEXES - 1)
+
+
+def _check(session: int, index: int) -> None:
+    if not 0 <= session < SESSIONS:
+        raise InvalidRequestError(f"{session} is no session: ids go from 0 to {SESSIONS - 1}")
+    if not 0 <= index < INDEXES:
+        raise InvalidRequestError(f"session {session} cannot name object {index}: it has {INDEXES} names. Open the store again for more")

@@ -1,0 +1,326 @@
+"""The front door: opening a store, its scopes and streams, and closing it without losing anything."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.bytestream import ByteWriter
+from headwater.catalog import sessions, streams
+from headwater.catalog.database import Database
+from headwater.catalog.mounts import refuse_network_mount
+from headwater.catalog.schema import open_catalog
+from headwater.catalog.sqlite import SqliteDatabase
+from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, UnavailableError
+from headwater.model.cuts import Cut
+from headwater.model.limits import SESSION_SECONDS
+from headwater.model.names import parse_stream_name, parse_word
+from headwater.model.policies import Retention, Scaling
+from headwater.segments.engine import Engine
+from headwater.segments.flush import Flusher
+from headwater.storage import Storage, open_storage
+from headwater.stream import Stream
+from headwater.streams import cuts, lifecycle, truncation
+from headwater.writer import Writer
+
+_opened: weakref.WeakSet[Store] = weakref.WeakSet()
+_memory: dict[str, tuple[Database, Storage]] = {}
+_memory_lock = threading.Lock()
+_reopened: dict[tuple[Any, ...], Store] = {}
+
+
+@dataclass(frozen=True)
+class UpkeepReport:
+    """What one round of upkeep did."""
+
+    sessions_fenced: int
+    rows_deleted: int
+
+
+def open(
+    url: str | os.PathLike[str],
+    *,
+    catalog: str | None = None,
+    create: bool = True,
+    upkeep: bool = True,
+    storage_options: dict[str, str] | None = None,
+) -> Store:
+    """Open the store at `url`, made anew if it is missing and `create` is true.
+
+    "some/dir" or file:// is a SQLite catalog and files in that directory; s3://, gs:// and az:// (and file:// too) take
+    catalog="postgresql://..."; memory://name lives in this process. Any number of processes may have it open.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str) or not text:
+        raise InvalidRequestError(f"the address of a store is a path or URL, not {url!r}")
+    if catalog is not None and not catalog.startswith(("postgresql://", "postgres://")):
+        raise InvalidRequestError(f"a catalog is given as postgresql://..., not {catalog!r}; without one, SQLite in the store's directory is used")
+    scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
+    if scheme == "memory":
+        database, storage = _open_memory(rest)
+    elif scheme == "file":
+        path = os.path.abspath(rest)
+        _check_directory(path, create)
+        storage = open_storage(path, storage_options or {})
+        database = _open_postgres(catalog) if catalog else _open_sqlite(path, create)
+    else:
+        storage = open_storage(text, storage_options or {})
+        if catalog is None:
+            raise InvalidRequestError(f"a store at {scheme}:// needs a catalog on PostgreSQL: hw.open({text!r}, catalog='postgresql://...')")
+        database = _open_postgres(catalog)
+    try:
+        store_id = open_catalog(database, "postgresql" if catalog else "sqlite", create=create)
+        if scheme != "memory":
+            _check_identity(storage, store_id, text)
+    except BaseException:
+        if scheme != "memory":
+            database.close()
+            storage.close()
+        raise
+    return Store(text if scheme != "file" else os.path.abspath(rest), catalog, storage_options, Engine(store_id, database, storage))
+
+
+def _open_memory(name: str) -> tuple[Database, Storage]:
+    with _memory_lock:
+        if name not in _memory:
+            _memory[name] = SqliteDatabase(":memory:"), open_storage(f"memory://{name}", {})
+        return _memory[name]
+
+
+def _open_sqlite(path: str, create: bool) -> Database:
+    refuse_network_mount(path)
+    file = os.path.join(path, "catalog.sqlite")
+    if not create and not os.path.exists(file):
+        raise NotFoundError(f"there is no headwater store at {path}")
+    return SqliteDatabase(file)
+
+
+def _open_postgres(url: str) -> Database:
+    from headwater.catalog.postgres import PostgresDatabase  # an extra, which only stores on PostgreSQL need
+
+    return PostgresDatabase(url)
+
+
+def _check_directory(path: str, create: bool) -> None:
+    try:
+        if create:
+            os.makedirs(path, exist_ok=True)
+        elif not os.path.isdir(path):
+            raise NotFoundError(f"there is no headwater store at {path}")
+        os.listdir(path)
+    except NotADirectoryError:
+        raise InvalidRequestError(f"{path} is not a directory: a store is one") from None
+    except FileExistsError:
+        raise InvalidRequestError(f"{path} is a file: a store is a directory") from None
+    except OSError as error:
+        raise UnavailableError(f"the directory {path} can't be used as a store: {error.strerror}") from error
+
+
+_IDENTITY_KEY = "store/id"
+
+
+def _check_identity(storage: Storage, store_id: str, url: str) -> None:
+    """Tell a catalog and a storage that don't belong together before anything is lost between them."""
+    size = storage.size(_IDENTITY_KEY)
+    if size is None:
+        try:
+            storage.put(_IDENTITY_KEY, [store_id.encode()])
+            return
+        except AlreadyExistsError:
+            size = storage.size(_IDENTITY_KEY) or 0
+    found = bytes(storage.get(_IDENTITY_KEY, 0, size)).decode(errors="replace")
+    if found != store_id:
+        raise InvalidRequestError(f"the storage at {url} belongs to another store ({found}) than the catalog ({store_id})")
+
+
+class Store:
+    """An open store. Thread-safe; a context manager; picklable: unpickled elsewhere, it opens the same store."""
+
+    def __init__(self, url: str, catalog: str | None, storage_options: dict[str, str] | None, engine: Engine) -> None:
+        self.url = url
+        self._catalog = catalog
+        self._storage_options = storage_options
+        self._engine = engine
+        self._begin()
+        _opened.add(self)
+
+    def _begin(self) -> None:
+        self._flusher = Flusher(self._engine)
+        self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Store {self.url}>"
+
+    @property
+    def id(self) -> str:
+        """The store's own id, which cuts carry."""
+        return self._engine.store_id
+
+    # Scopes and streams.
+
+    def create_scope(self, name: str) -> None:
+        """Make a scope. AlreadyExistsError if it is there; `create_stream` makes a missing one by itself."""
+        if not self._engine.write(streams.create_scope, parse_word(name, "scope")):
+            raise AlreadyExistsError(f"scope {name!r} exists")
+
+    def delete_scope(self, name: str) -> None:
+        """Delete an empty scope."""
+        self._engine.write(streams.delete_scope, parse_word(name, "scope"))
+
+    def scopes(self) -> list[str]:
+        return self._engine.read(streams.list_scopes)
+
+    def create_stream(
+        self,
+        name: str,
+        *,
+        scaling: Scaling | None = None,
+        retention: Retention | None = None,
+        schema: pa.Schema | None = None,
+        kind: str = "events",
+        labels: Collection[str] = (),
+        exist_ok: bool = False,
+    ) -> Stream:
+        """Make a stream, and its scope if it is missing.
+
+        AlreadyExistsError if the name is taken; with `exist_ok` only if kind or schema differ.
+        """
+        ref = lifecycle.create_stream(
+            self._engine,
+            name,
+            scaling=scaling if scaling is not None else Scaling.fixed(1),
+            retention=retention if retention is not None else Retention.forever(),
+            schema=schema,
+            kind=kind,
+            labels=labels,
+            exist_ok=exist_ok,
+        )
+        return Stream(self, ref)
+
+    def stream(self, name: str) -> Stream:
+        """An existing stream; NotFoundError if there is none."""
+        return Stream(self, lifecycle.open_stream(self._engine, parse_stream_name(name)))
+
+    def streams(self, scope: str | None = None, label: str | None = None) -> list[str]:
+        """Full names, in order, of all streams, or of those in a scope or with a label."""
+        return self._engine.read(streams.list_streams, scope, label)
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a sealed stream with all its data. The name may be used again, for another stream."""
+        lifecycle.delete_stream(self._engine, parse_stream_name(name))
+        truncation.delete_dead_extents(self._engine)
+
+    def cut(self, *names: str | Stream) -> Cut:
+        """One consistent cut over the tails of all these streams."""
+        if not names:
+            raise InvalidRequestError("a cut takes the names of one or more streams")
+        refs = [name._ref if isinstance(name, Stream) else lifecycle.open_stream(self._engine, parse_stream_name(name)) for name in names]
+        return cuts.tail(self._engine, refs)
+
+    def run_upkeep(self) -> UpkeepReport:
+        """One full round of upkeep now: fence sessions of dead processes, free what was truncated or deleted."""
+        fenced = self._engine.write(sessions.fence_expired_sessions, int(SESSION_SECONDS * 1_000_000))
+        return UpkeepReport(len(fenced), truncation.delete_dead_extents(self._engine))
+
+    # Writers.
+
+    def _open_writer(self, stream: Stream, id: str | None) -> Writer:
+        self._check_open()
+        if id is None:
+            ref = stream._check_writable()
+            lane = self._flusher.lane(ref)
+        else:
+            generation, last_number = stream._open_named_writer(id)
+            ref = stream._check_writable()
+            lane = self._flusher.lane(ref, id, generation, last_number)
+        writer = Writer(self, self._flusher, ref, lane)
+        self._writers.add(writer)
+        return writer
+
+    def _open_byte_writer(self, stream: Stream) -> ByteWriter:
+        self._check_open()
+        ref = stream._check_writable()
+        writer = ByteWriter(self._flusher, ref, self._flusher.lane(ref))
+        self._writers.add(writer)
+        return writer
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequestError(f"the store {self.url} is closed")
+
+    # The end.
+
+    def close(self) -> None:
+        """Store what writers still have, then let go of everything. Closing again does nothing.
+
+        UnavailableError if it can't be stored now: the store stays open, and closing it again tries again.
+        """
+        if self._is_closed:
+            return
+        failure: HeadwaterError | None = None
+        for writer in list(self._writers):
+            try:
+                writer.close()
+            except UnavailableError:
+                raise
+            except HeadwaterError as error:
+                writer.abandon()
+                failure = failure or error
+        self._flusher.close()
+        self._is_closed = True
+        _opened.discard(self)
+        self._engine.close()
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except HeadwaterError as second:
+            error.add_note(f"closing the store failed too: {second}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = tuple(sorted(self._storage_options.items())) if self._storage_options else None
+        return _reopen, (self.url, self._catalog, options)
+
+    def _after_fork(self) -> None:
+        self._engine.after_fork()
+        self._flusher.after_fork()
+
+
+def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] | None) -> Store:
+    """The same store in another process, opened once there however often it is unpickled."""
+    key = (os.getpid(), url, catalog, options)
+    found = _reopened.get(key)
+    if found is None or found._is_closed:
+        found = _reopened[key] = open(url, catalog=catalog, create=False, upkeep=False, storage_options=dict(options) if options else None)
+    return found
+
+
+def _close_all() -> None:
+    for store in list(_opened):
+        store.close()
+
+
+def _after_fork() -> None:
+    for store in list(_opened):
+        store._after_fork()
+
+
+atexit.register(_close_all)
+# Registered after the catalog's own hook, and hooks of children run in the order they were registered: connections first.
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,217 @@
+"""A stream: its life, its segments, its places, and the ways to write and read it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headwater.batch import SegmentRange
+from headwater.bytestream import ByteReader, ByteWriter
+from headwater.catalog import segments, streams, writers
+from headwater.catalog.segments import SegmentRow
+from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.model.cuts import Cut
+from headwater.model.events import Event
+from headwater.model.keys import KEY_SPACE
+from headwater.model.names import parse_stream_name, parse_word
+from headwater.model.policies import Retention, Scaling
+from headwater.model.positions import Segment
+from headwater.segments.lanes import StreamRef
+from headwater.segments.read import Batch, batch_schema, check_columns
+from headwater.streams import cuts, lifecycle, reading, scaling, truncation
+from headwater.streams.cuts import Place
+from headwater.writer import Writer
+
+if TYPE_CHECKING:
+    from headwater.store import Store
+
+
+class Stream:
+    """One stream of a store. The handle stays with this stream: of a deleted one it says so, also when the name is used again."""
+
+    def __init__(self, store: Store, ref: StreamRef) -> None:
+        self._store = store
+        self._ref = ref
+
+    def __repr__(self) -> str:
+        return f"<Stream {self._ref.name}>"
+
+    @property
+    def name(self) -> str:
+        """The full name, `scope/name`."""
+        return self._ref.name
+
+    @property
+    def scope(self) -> str:
+        return parse_stream_name(self._ref.name).scope
+
+    @property
+    def kind(self) -> str:
+        return self._ref.kind
+
+    @property
+    def id(self) -> int:
+        """The stream's own number in its store; a stream made again under this name has another."""
+        return self._ref.id
+
+    def _row(self) -> streams.StreamRow:
+        return lifecycle.current_row(self._store._engine, self._ref)
+
+    def _refresh(self) -> StreamRef:
+        """The stream with its present schema."""
+        row = self._row()
+        if row.schema_version != self._ref.schema_version:
+            self._ref = lifecycle.stream_ref(self._store._engine, row)
+        return self._ref
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the events; `value: binary` if they are opaque."""
+        return self._refresh().schema
+
+    @property
+    def scaling(self) -> Scaling:
+        return Scaling.from_json(self._row().scaling)
+
+    @property
+    def retention(self) -> Retention:
+        return Retention.from_json(self._row().retention)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        self._row()
+        return self._store._engine.read(streams.list_labels, self._ref.id)
+
+    @property
+    def epoch(self) -> int:
+        """How often the set of segments has changed."""
+        return self._row().epoch
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._row().sealed_at is not None
+
+    def segments(self) -> list[Segment]:
+        """The open segments, by number."""
+        self._row()
+        return [_segment(row) for row in self._store._engine.read(segments.list_open_segments, self._ref.id)]
+
+    def head(self) -> Cut:
+        """The first readable place."""
+        return cuts.head(self._store._engine, self._ref)
+
+    def tail(self) -> Cut:
+        """The place behind the last event."""
+        return cuts.tail(self._store._engine, [self._ref])
+
+    def cut_at(self, time: datetime) -> Cut:
+        """Before it lies what was appended before `time`, behind it the rest."""
+        return cuts.at_time(self._store._engine, self._ref, time)
+
+    def update(
+        self,
+        *,
+        scaling: Scaling | None = None,
+        retention: Retention | None = None,
+        labels: Collection[str] | None = None,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        """Change what is given. A new schema may add nullable columns and widen types."""
+        self._ref = lifecycle.update_stream(
+            self._store._engine, self._ref, scaling=scaling, retention=retention, labels=labels, schema=schema
+        )
+
+    def split(self, segment_number: int, parts: int = 2) -> list[Segment]:
+        """Replace an open segment by equal parts of its keys; returns them. Order holds for each key."""
+        return [_segment(row) for row in scaling.split(self._store._engine, self._ref, segment_number, parts)]
+
+    def merge(self, segment_numbers: Sequence[int]) -> list[Segment]:
+        """Replace open neighbours by one segment; returns it in a list. Order holds for each key."""
+        return [_segment(row) for row in scaling.merge(self._store._engine, self._ref, segment_numbers)]
+
+    def seal(self) -> None:
+        """End the stream: it can be read for ever and never written again."""
+        try:
+            self._store._engine.write(streams.seal_stream, self._ref.id)
+        except NotFoundError:
+            raise lifecycle.deleted(self._ref) from None
+
+    def truncate(self, cut: Cut) -> None:
+        """Make everything before the cut unreadable, for good."""
+        truncation.truncate(self._store._engine, self._ref, cut)
+
+    # Writing.
+
+    def writer(self, id: str | None = None) -> Writer:
+        """A writer; with an id, the one holder of that id: it goes on after `last_number`, and older holders are fenced."""
+        if self._ref.kind != "events":
+            raise InvalidRequestError(f"{self.name} is a stream of bytes: use byte_writer()")
+        return self._store._open_writer(self, id)
+
+    def byte_writer(self) -> ByteWriter:
+        """A writer of bytes, for a stream of kind "bytes"."""
+        self._check_bytes()
+        return self._store._open_byte_writer(self)
+
+    def byte_reader(self, start: int = 0) -> ByteReader:
+        """A reader of bytes, from an offset."""
+        self._check_bytes()
+        return ByteReader(self._store._engine, self._ref, start)
+
+    def _check_bytes(self) -> None:
+        if self._ref.kind != "bytes":
+            raise InvalidRequestError(f"{self.name} is a stream of events: use writer() and read()")
+
+    # Reading.
+
+    def read(self, start: Place = None, end: Place = None, *, follow: bool = False) -> Iterator[Event]:
+        """Events from `start` (the head) to `end` (the tail as of now), in order for each key, across splits and merges too.
+
+        `follow` goes on at the tail and waits for more; it ends only when the stream is sealed.
+        """
+        ref = self._check_events()
+        if not follow:
+            return _events(reading.read_batches(self._store._engine, ref, start, end))
+        if end is not None:
+            raise InvalidRequestError("a follower has no end: leave out `end`, or `follow`")
+        return _events(reading.follow_batches(self._store._engine, ref, start))
+
+    def ranges(self, start: Place = None, end: Place = None) -> list[SegmentRange]:
+        """What lies between two places as ranges that may be read in parallel, also in other processes."""
+        ref = self._check_events()
+        found = cuts.ranges(self._store._engine, ref, start, end)
+        return [SegmentRange(self._store, ref.name, item.segment.number, item.start, item.end) for item in found]
+
+    def to_arrow(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """What lies between two places as one table; by default the schema's columns with `_key, _time, _segment, _number`."""
+        ref = self._check_events()
+        names = check_columns(ref, columns)
+        batches = reading.read_batches(self._store._engine, ref, start, end)
+        return pa.Table.from_batches((batch.to_arrow(names) for batch in batches), schema=batch_schema(ref, names))
+
+    def _check_events(self) -> StreamRef:
+        if self._ref.kind != "events":
+            raise InvalidRequestError(f"{self.name} is a stream of bytes: use byte_reader()")
+        return self._refresh()
+
+    def _check_writable(self) -> StreamRef:
+        row = self._row()
+        if row.sealed_at is not None:
+            raise SealedError(f"stream {self.name} is sealed")
+        return self._refresh()
+
+    def _open_named_writer(self, id: str) -> tuple[int, int]:
+        return self._store._engine.write(writers.open_writer, self._ref.id, parse_word(id, "writer"))
+
+
+def _events(batches: Iterator[Batch] | Iterator[Batch | None]) -> Iterator[Event]:
+    for batch in batches:
+        if batch is not None:
+            yield from batch.events()
+
+
+def _segment(row: SegmentRow) -> Segment:
+    return Segment(row.number, row.keys.start / KEY_SPACE, row.keys.end / KEY_SPACE, row.tail - row.head, row.bytes, row.made_epoch)

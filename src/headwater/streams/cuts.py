@@ -1,0 +1,188 @@
+"""Places in streams: head, tail, times and cuts, resolved to event numbers, and the ranges between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from headwater.catalog import extents, segments
+from headwater.catalog.database import Tx
+from headwater.catalog.segments import SegmentRow
+from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
+from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
+from headwater.model.keys import KEY_SPACE
+from headwater.runtime import clock
+from headwater.segments.engine import Engine, check_time
+from headwater.segments.lanes import StreamRef
+
+Place = Cut | datetime | str | None
+
+
+class Range(NamedTuple):
+    """Numbers [start, end) of one segment."""
+
+    segment: SegmentRow
+    start: int
+    end: int
+
+
+def head(engine: Engine, stream: StreamRef) -> Cut:
+    return _cut(engine, stream, _head(_rows(engine, stream)))
+
+
+def tail(engine: Engine, streams: Sequence[StreamRef]) -> Cut:
+    """One cut over the tails of all these streams, in one look."""
+    found = engine.read(segments.list_segments_of, [stream.id for stream in streams])
+    for stream in streams:
+        if not found[stream.id]:
+            raise NotFoundError(f"stream {stream.name} was deleted")
+    return Cut(engine.store_id, {stream.name: StreamCut(stream.id, _tail(found[stream.id])) for stream in streams})
+
+
+def at_time(engine: Engine, stream: StreamRef, time: datetime) -> Cut:
+    """Before it lies what was appended before `time`, behind it the rest."""
+    check_time(time, "the time of a cut")
+    return _cut(engine, stream, engine.read(_at_time, stream, clock.from_datetime(time)))
+
+
+def ranges(engine: Engine, stream: StreamRef, start: Place, end: Place) -> list[Range]:
+    """What lies between two places, by segment in the order of their numbers. TruncatedError if some of it is gone."""
+    return engine.read(_ranges, engine.store_id, stream, start, end)
+
+
+def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
+    """What lies behind a place as of now, with every segment that may still grow."""
+
+    def look(tx: Tx) -> list[Range]:
+        rows = _rows_in(tx, stream)
+        return _between(engine.store_id, stream, rows, _resolve(tx, engine.store_id, stream, rows, start, "head"), None)
+
+    return engine.read(look)
+
+
+def check_truncation(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> tuple[dict[int, int], list[int]]:
+    """(new heads by segment, segments to drop) for a truncation at a cut."""
+    numbers = _numbers(store_id, stream, rows, cut)
+    by_number = {row.number: row for row in rows}
+    if any(segment not in by_number for segment in numbers):
+        return {}, []
+    spans = [by_number[segment].span for segment in numbers]
+    dropped = [row.number for row in rows if row.number not in numbers and is_before(row.span, spans)]
+    return {segment: number for segment, number in numbers.items() if number > by_number[segment].head}, dropped
+
+
+def _rows(engine: Engine, stream: StreamRef) -> list[SegmentRow]:
+    return engine.read(_rows_in, stream)
+
+
+def _rows_in(tx: Tx, stream: StreamRef) -> list[SegmentRow]:
+    rows = segments.list_segments(tx, stream.id)
+    if not rows:
+        raise NotFoundError(f"stream {stream.name} was deleted")
+    return rows
+
+
+def _cut(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
+    return Cut(engine.store_id, {stream.name: StreamCut(stream.id, numbers)})
+
+
+def _head(rows: list[SegmentRow]) -> dict[int, int]:
+    return {span.number: span.head for span in first_spans(row.span for row in rows)}
+
+
+def _tail(rows: list[SegmentRow]) -> dict[int, int]:
+    return {span.number: span.tail for span in last_spans(row.span for row in rows)}
+
+
+def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int]:
+    rows = _rows_in(tx, stream)
+    newest = {span.number for span in last_spans(row.span for row in rows)}
+    active = [
+        row
+        for row in rows
+        if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)
+    ]
+    # Where that time's segments are gone, or there were none yet, the head is the place.
+    spans = [row.span for row in active]
+    rest = {span.number: span.head for span in first_spans(row.span for row in rows) if not any(span.keys.overlaps(s.keys) for s in spans)}
+    return {row.number: extents.find_number_at(tx, row.log, row.head, row.tail, time_us) for row in active} | rest
+
+
+def _resolve(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
+    if place is None:
+        place = default
+    if place == "head":
+        return _head(rows)
+    if place == "tail":
+        return _tail(rows)
+    if isinstance(place, datetime):
+        check_time(place, "a start or end")
+        return _at_time(tx, stream, clock.from_datetime(place))
+    if isinstance(place, Cut):
+        return _numbers(store_id, stream, rows, place)
+    raise InvalidRequestError(f"a place in a stream is a Cut, 'head', 'tail' or a datetime, not {place!r}")
+
+
+def _numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> dict[int, int]:
+    """A cut's numbers for this stream, if it is a cut of this stream."""
+    if not isinstance(cut, Cut):
+        raise InvalidRequestError(f"a cut is needed here, not {cut!r}")
+    if cut.store != store_id:
+        raise InvalidRequestError(f"this cut is of another store ({cut.store}), not of this one ({store_id})")
+    part = cut.streams.get(stream.name)
+    if part is None:
+        raise InvalidRequestError(f"this cut is of {', '.join(cut.streams) or 'no stream'}, not of {stream.name}")
+    if part.id != stream.id:
+        raise InvalidRequestError(f"this cut is of a deleted stream that was called {stream.name} too")
+    by_number = {row.number: row for row in rows}
+    newest = max(by_number)
+    covered = 0
+    for segment, number in part.segments.items():
+        row = by_number.get(segment)
+        if row is None and segment > newest:
+            raise InvalidRequestError(f"stream {stream.name} has no segment {segment}")
+        if row is not None:
+            covered += row.keys.end - row.keys.start
+            if number > row.tail:
+                raise InvalidRequestError(f"this cut lies behind the tail: segment {segment} of {stream.name} ends at {row.tail}, not {number}")
+    if all(segment in by_number for segment in part.segments) and covered != KEY_SPACE:
+        raise InvalidRequestError(f"this cut does not cover the keys of {stream.name} once each: segments {list(part.segments)}")
+    return dict(part.segments)
+
+
+def _ranges(tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place) -> list[Range]:
+    rows = _rows_in(tx, stream)
+    lower = _resolve(tx, store_id, stream, rows, start, "head")
+    upper = _resolve(tx, store_id, stream, rows, end, "tail")
+    return _between(store_id, stream, rows, lower, upper)
+
+
+def _between(store_id: str, stream: StreamRef, rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
+    by_number = {row.number: row for row in rows}
+    gone = [segment for cut in (lower, upper or {}) for segment in cut if segment not in by_number]
+    gone += [segment for segment, number in lower.items() if segment in by_number and number < by_number[segment].head]
+    if gone:
+        first = Cut(store_id, {stream.name: StreamCut(stream.id, _head(rows))})
+        raise TruncatedError(f"some of what was asked for of {stream.name} (in segment {gone[0]}) was truncated; read on from its head", first)
+    lower_spans: list[Span] = [by_number[segment].span for segment in lower]
+    upper_spans: list[Span] = [by_number[segment].span for segment in upper or {}]
+    found = []
+    for row in rows:
+        if row.number in lower:
+            start = lower[row.number]
+        elif is_before(row.span, lower_spans):
+            continue
+        else:
+            start = row.head
+        if upper is None:
+            end = row.tail
+        elif row.number in upper:
+            end = upper[row.number]
+        elif is_before(row.span, upper_spans):
+            end = row.tail
+        else:
+            continue
+        if start < end or (upper is None and start <= end):
+            found.append(Range(row, start, end))
+    return found

@@ -1,0 +1,144 @@
+"""Creating and describing streams, with the sentences for what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+
+from headwater.catalog import streams
+from headwater.catalog.database import Tx
+from headwater.catalog.streams import StreamRow
+from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
+from headwater.model.names import StreamName, parse_stream_name, parse_word
+from headwater.model.policies import Retention, Scaling
+from headwater.model.schemas import OPAQUE, check_schema, difference, evolve, is_opaque
+from headwater.segments.engine import Engine, schema_bytes
+from headwater.segments.lanes import StreamRef
+
+KINDS = ("events", "bytes")
+
+
+def create_stream(
+    engine: Engine,
+    name: str,
+    *,
+    scaling: Scaling,
+    retention: Retention,
+    schema: pa.Schema | None,
+    kind: str,
+    labels: Collection[str],
+    exist_ok: bool,
+) -> StreamRef:
+    """The new stream; with `exist_ok`, an existing one of the same kind and schema."""
+    parsed = parse_stream_name(name)
+    if kind not in KINDS:
+        raise InvalidRequestError(f"a stream is of kind 'events' or 'bytes', not {kind!r}")
+    check_policies(scaling, retention)
+    if kind == "bytes" and (schema is not None or scaling.min_segments != 1):
+        raise InvalidRequestError("a byte stream has no schema and one segment")
+    arrow = OPAQUE if schema is None else check_schema(schema)
+    row = engine.write(
+        streams.create_stream,
+        parsed,
+        kind=kind,
+        segments=scaling.min_segments,
+        scaling=scaling.to_json(),
+        retention=retention.to_json(),
+        schema=schema_bytes(arrow),
+        labels=check_labels(labels),
+    )
+    if row is not None:
+        return stream_ref(engine, row)
+    found = open_stream(engine, parsed)
+    differences = []
+    if found.kind != kind:
+        differences.append(f"it is a stream of {found.kind}, not of {kind}")
+    elif schema is not None and not found.schema.equals(arrow):
+        differences.append(difference(found.schema, arrow))
+    if differences or not exist_ok:
+        reason = f" and differs: {'; '.join(differences)}" if differences else ""
+        raise AlreadyExistsError(f"stream {parsed} exists{reason}")
+    return found
+
+
+def check_policies(scaling: Scaling | None, retention: Retention | None) -> None:
+    if scaling is not None and not isinstance(scaling, Scaling):
+        raise InvalidRequestError(f"scaling is made with hw.Scaling, not {type(scaling).__name__}")
+    if retention is not None and not isinstance(retention, Retention):
+        raise InvalidRequestError(f"retention is made with hw.Retention, not {type(retention).__name__}")
+    if scaling is not None and scaling.kind != "fixed":
+        raise InvalidRequestError("scaling by rate is not built yet: use hw.Scaling.fixed(n), and split or merge by hand")
+    if retention is not None and retention.kind != "forever":
+        raise InvalidRequestError("retention other than forever is not built yet: use hw.Retention.forever(), and truncate by hand")
+
+
+def check_labels(labels: Collection[str]) -> tuple[str, ...]:
+    if isinstance(labels, str):
+        raise InvalidRequestError(f"labels is a list of words, not the text {labels!r}")
+    return tuple(parse_word(label, "label") for label in labels)
+
+
+def open_stream(engine: Engine, name: StreamName) -> StreamRef:
+    row = engine.read(streams.find_stream, name)
+    if row is None:
+        raise NotFoundError(f"there is no stream {name}")
+    return stream_ref(engine, row)
+
+
+def stream_ref(engine: Engine, row: StreamRow) -> StreamRef:
+    schema = engine.schema(row.id, row.schema_version)
+    return StreamRef(row.id, row.full_name, row.kind, schema, row.schema_version, is_opaque(schema))
+
+
+def current_row(engine: Engine, stream: StreamRef) -> StreamRow:
+    """The stream's row as of now; NotFoundError if it was deleted, also when another has its name by now."""
+    try:
+        return engine.read(streams.get_stream, stream.id)
+    except NotFoundError:
+        raise deleted(stream) from None
+
+
+def deleted(stream: StreamRef) -> NotFoundError:
+    return NotFoundError(f"stream {stream.name} was deleted")
+
+
+def update_stream(
+    engine: Engine,
+    stream: StreamRef,
+    *,
+    scaling: Scaling | None,
+    retention: Retention | None,
+    labels: Collection[str] | None,
+    schema: pa.Schema | None,
+) -> StreamRef:
+    """Change what is given. A new schema must be able to read every event written with the present one."""
+    check_policies(scaling, retention)
+    row = current_row(engine, stream)
+    new_schema = None
+    if schema is not None:
+        if row.kind == "bytes":
+            raise InvalidRequestError("a byte stream has no schema")
+        present = engine.schema(row.id, row.schema_version)
+        wanted = evolve(present, schema)
+        if not wanted.equals(present):
+            new_schema = (row.schema_version, schema_bytes(wanted))
+    changed = engine.write(
+        streams.update_stream,
+        stream.id,
+        scaling=scaling.to_json() if scaling else None,
+        retention=retention.to_json() if retention else None,
+        labels=check_labels(labels) if labels is not None else None,
+        schema=new_schema,
+    )
+    return stream_ref(engine, changed)
+
+
+def delete_stream(engine: Engine, name: StreamName) -> None:
+    def work(tx: Tx) -> None:
+        row = streams.find_stream(tx, name)
+        if row is None:
+            raise NotFoundError(f"there is no stream {name}")
+        streams.delete_stream(tx, row.id)
+
+    engine.write(work)

@@ -1,0 +1,122 @@
+"""Reading a whole stream: every segment after its predecessors, segments side by side in the order of their appends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headwater.catalog import segments, streams
+from headwater.catalog.database import Tx
+from headwater.catalog.segments import SegmentRow
+from headwater.errors import NotFoundError, TruncatedError
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.segments.read import Batch, SegmentCursor
+from headwater.streams import cuts
+from headwater.streams.cuts import Place, Range
+
+_LONGEST_WAIT_SECONDS = 1.0
+
+
+def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place) -> Iterator[Batch]:
+    """The batches between two places, each segment's in order."""
+    return _bounded(engine, stream, cuts.ranges(engine, stream, start, end))
+
+
+def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range]) -> Iterator[Batch]:
+    waiting = list(ranges)
+    reading: dict[SegmentCursor, SegmentRow] = {}
+    while waiting or reading:
+        for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
+            waiting.remove(item)
+            reading[SegmentCursor(engine, stream, item.segment.number, item.segment.log, item.start, item.end)] = item.segment
+        cursor = _earliest(reading)
+        try:
+            batch = cursor.next_batch()
+        except TruncatedError as error:
+            raise _with_head(engine, stream, error) from None
+        if cursor.is_done:
+            del reading[cursor]
+        if batch is not None:
+            yield batch
+
+
+def _earliest(reading: dict[SegmentCursor, SegmentRow]) -> SegmentCursor:
+    if len(reading) == 1:
+        return next(iter(reading))
+    return min(reading, key=lambda cursor: (cursor.next_time() or 1 << 62, cursor.segment))
+
+
+def _is_ready(row: SegmentRow, waiting: list[Range], reading: dict[SegmentCursor, SegmentRow]) -> bool:
+    """Whether no predecessor is still to be read."""
+    others = [item.segment for item in waiting] + list(reading.values())
+    return not any(other.number < row.number and other.keys.overlaps(row.keys) for other in others)
+
+
+def _with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> TruncatedError:
+    return TruncatedError(error.message, cuts.head(engine, stream))
+
+
+def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[Batch | None]:
+    """The batches from a place on, for ever: None whenever there is nothing for a while. Ends when the stream is sealed and read."""
+    waiting = cuts.open_ranges(engine, stream, start)
+    return _following(engine, stream, waiting)
+
+
+def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Iterator[Batch | None]:
+    reading: dict[SegmentCursor, SegmentRow] = {}
+    newest = max((item.segment.number for item in waiting), default=-1)
+    while True:
+        seen = engine.changes.version()
+        for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
+            waiting.remove(item)
+            end = item.end if not item.segment.is_open else None
+            reading[SegmentCursor(engine, stream, item.segment.number, item.segment.log, item.start, end)] = item.segment
+        found = False
+        tails = None
+        for cursor in sorted(reading, key=lambda cursor: cursor.segment):
+            if len(reading) > 4:
+                # With many segments one look at all their tails is cheaper than a plan for each.
+                tails = tails if tails is not None else dict(engine.read(_tails, stream))
+                if tails.get(cursor.segment, 1 << 62) <= cursor.number:
+                    continue
+            try:
+                batch = None if cursor.is_done else cursor.next_batch()
+            except TruncatedError as error:
+                raise _with_head(engine, stream, error) from None
+            if batch is not None:
+                found = True
+                yield batch
+        if found:
+            continue
+        sealed, rows = engine.read(_look, stream)
+        progressed = False
+        for cursor in list(reading):
+            row = rows.get(cursor.segment)
+            if row is None:
+                # Sealed, and truncated behind us once it was read: nothing of it is left to come.
+                progressed = True
+                del reading[cursor]
+            elif not row.is_open and cursor.number >= row.tail:
+                progressed = True
+                del reading[cursor]
+        for number, row in rows.items():
+            if number > newest:
+                progressed = True
+                waiting.append(Range(row, row.head, row.tail))
+        newest = max(newest, *rows)
+        if not reading and not waiting and sealed:
+            return
+        if not progressed:
+            engine.changes.wait(seen, _LONGEST_WAIT_SECONDS)
+            yield None
+
+
+def _tails(tx: Tx, stream: StreamRef) -> list[tuple[int, int]]:
+    return [(row.number, row.tail) for row in segments.list_open_segments(tx, stream.id)]
+
+
+def _look(tx: Tx, stream: StreamRef) -> tuple[bool, dict[int, SegmentRow]]:
+    rows = {row.number: row for row in segments.list_segments(tx, stream.id)}
+    if not rows:
+        raise NotFoundError(f"stream {stream.name} was deleted")
+    return streams.get_stream(tx, stream.id).sealed_at is not None, rows

@@ -1,0 +1,42 @@
+"""Truncation: what lies before a cut becomes unreadable at once; its rows go after that, in slices that hold no lock for long."""
+
+from __future__ import annotations
+
+from headwater.catalog import extents, segments, streams
+from headwater.catalog.database import Tx
+from headwater.errors import NotFoundError
+from headwater.model.cuts import Cut
+from headwater.model.limits import SLICE_ROWS
+from headwater.runtime import failpoints
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.streams.cuts import check_truncation
+
+
+def truncate(engine: Engine, stream: StreamRef, cut: Cut) -> None:
+    """Make everything before the cut unreadable. A cut before the head changes nothing."""
+
+    def work(tx: Tx) -> None:
+        streams.lock_stream(tx, stream.id)
+        rows = segments.list_segments(tx, stream.id)
+        heads, dropped = check_truncation(engine.store_id, stream, rows, cut)
+        if heads or dropped:
+            segments.advance_heads(tx, stream.id, heads, dropped)
+
+    try:
+        engine.write(work)
+    except NotFoundError:
+        raise NotFoundError(f"stream {stream.name} was deleted") from None
+    failpoints.reach("truncate.committed")
+    for row in engine.read(segments.list_segments, stream.id):
+        while row.head and engine.write(extents.delete_extents_below, row.log, row.head, SLICE_ROWS):
+            failpoints.reach("truncate.sliced")
+    delete_dead_extents(engine)
+
+
+def delete_dead_extents(engine: Engine) -> int:
+    """Delete the extents of dropped segments and deleted streams; returns how many rows went."""
+    gone = 0
+    while found := engine.write(extents.delete_dead_extents, SLICE_ROWS):
+        gone += found
+    return gone

@@ -1,0 +1,330 @@
+"""Writing events: one at a time or as Arrow batches, buffered, stored by the process's flusher."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.batch import SegmentRange
+from headwater.errors import HeadwaterError, InvalidRequestError
+from headwater.model.keys import key_bytes, key_column
+from headwater.model.limits import BATCH_BYTES, EVENT_BYTES
+from headwater.model.positions import Position
+from headwater.model.schemas import TIME, RowCheck, check_batch_schema
+from headwater.segments.block import Chunk
+from headwater.segments.engine import check_time
+from headwater.segments.flush import Flusher
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, RUN_BYTES, RUN_EVENTS, Lane, Run, StreamRef
+
+
+class Ack(tuple[Any, ...]):
+    """The promise of a write. `result` waits until it is durable and readable."""
+
+    # (run, index, what makes the result): a tuple for the same reason as Event.
+    __slots__ = ()
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether a named writer had been given this number before: nothing was stored again."""
+        return bool(self[1] is None)
+
+    @property
+    def done(self) -> bool:
+        run: Run | None = self[0]
+        return run is None or run.ended
+
+    def result(self, timeout: float | None = None) -> Any:
+        """A `Position`; for a batch a list of `SegmentRange`; for a duplicate None.
+
+        Raises what went wrong. After UnavailableError or TimeoutError the event is still buffered: ask again.
+        """
+        run: Run | None = self[0]
+        if run is None:
+            return None
+        if not run.ended:
+            run.lane.flusher.wait_for(run, timeout)
+        if run.error is not None:
+            raise run.error
+        if self[1] is None:
+            return None
+        if self[2] is not None:
+            return self[2](run)
+        assert run.placement is not None
+        return run.placement.position(run.offset + self[1])
+
+    def __repr__(self) -> str:
+        return f"<Ack {'done' if self.done else 'pending'}{', duplicate' if self.duplicate else ''}>"
+
+
+class Writer:
+    """Appends events to one stream, in order for each routing key.
+
+    `write` returns at once; its ack, or `flush`, says when the events are durable. A full buffer blocks: nothing is dropped.
+    """
+
+    def __init__(self, store: Any, flusher: Flusher, stream: StreamRef, lane: Lane) -> None:
+        self._store = store
+        self._flusher = flusher
+        self._stream = stream
+        self._lane = lane
+        self._is_closed = False
+        self._named = lane.writer is not None
+        self._check: Callable[[Any], int] | None = None if stream.is_opaque else RowCheck(stream.schema)
+
+    @property
+    def id(self) -> str | None:
+        return self._lane.writer
+
+    @property
+    def last_number(self) -> int:
+        """The last source number stored, 0 if none. Only a named writer has one."""
+        if not self._named:
+            raise InvalidRequestError("only a named writer has numbers: open it with stream.writer(id)")
+        return self._lane.stored_number
+
+    def write(
+        self,
+        value: bytes | str | Mapping[str, Any],
+        key: bytes | str | int | None = None,
+        *,
+        time: datetime | None = None,
+        number: int | None = None,
+    ) -> Ack:
+        """Give an event to be stored. Returns at once, unless this process has as much waiting as it may.
+
+        An event that can't be stored (its type, its size) is refused here, and nothing else is touched.
+        """
+        if self._check is not None:
+            size = self._check(value)
+        else:
+            if type(value) is not bytes:
+                value = _opaque_bytes(value)
+            size = len(value)
+        if size > EVENT_BYTES:
+            raise InvalidRequestError(f"this event has {size:,} bytes; an event may have {EVENT_BYTES:,}")
+        if key is not None and type(key) is not bytes or key is not None and len(key) > 65536:
+            key = key_bytes(key)
+        if time is not None:
+            check_time(time, "an event's time")
+        lane = self._lane
+        with lane.lock:
+            run = lane.run
+            if run is not None and not self._named:
+                # The hot path: nothing here but what each event needs.
+                values = run.values
+                if time is not None:
+                    run.times[len(values)] = time
+                values.append(value)
+                run.keys.append(key)
+                run.size += size + EVENT_OVERHEAD_BYTES
+                if run.size >= RUN_BYTES or len(values) >= RUN_EVENTS:
+                    lane.close_run()
+                return Ack((run, len(values) - 1, None))
+        return self._write_slowly(value, key, time, number, size)
+
+    def _write_slowly(self, value: Any, key: bytes | None, time: datetime | None, number: int | None, size: int) -> Ack:
+        if self._is_closed:
+            raise InvalidRequestError("this writer is closed")
+        if number is not None and not self._named:
+            raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
+        self._flusher.wait_for_room()
+        lane = self._lane
+        with lane.lock:
+            if lane.error is not None:
+                raise lane.error
+            number = self._next_number(number)
+            if number is not None and number <= lane.given_number:
+                return Ack((lane.last_run, None, None))
+            run = lane.run or lane.begin_run()
+            if time is not None:
+                run.times[len(run.values)] = time
+            run.values.append(value)
+            run.keys.append(key)
+            run.size += size + EVENT_OVERHEAD_BYTES
+            if number is not None:
+                run.last_number = lane.given_number = number
+            index = len(run.values) - 1
+            if run.size >= RUN_BYTES or index >= RUN_EVENTS:
+                lane.close_run()
+            return Ack((run, index, None))
+
+    def _next_number(self, number: int | None) -> int | None:
+        if not self._named:
+            return None
+        if number is None:
+            return self._lane.given_number + 1
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 62:
+            raise InvalidRequestError(f"a source number is a whole number from 1 to 2**62, not {number!r}")
+        return number
+
+    def write_batch(self, batch: pa.RecordBatch | pa.Table, key: str | None = None, *, number: int | None = None) -> Ack:
+        """Give an Arrow batch to be stored; up to 64 MiB of it are stored whole or not at all.
+
+        `key` names the column with the routing keys; a column `_time` is event time. A named writer's batch has one number as a whole.
+        """
+        if self._is_closed:
+            raise InvalidRequestError("this writer is closed")
+        if number is not None and not self._named:
+            raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
+        chunk = _chunk(batch, key, self._stream)
+        size = chunk.columns.nbytes + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
+        if chunk.count == 0:
+            return Ack((None, 0, None)) if number is None else self._write_empty(number)
+        if size > BATCH_BYTES:
+            if self._named:
+                raise InvalidRequestError(
+                    f"this batch has {size:,} bytes; a named writer stores a batch whole, up to {BATCH_BYTES:,}: give it in smaller ones"
+                )
+            return self._write_pieces(chunk, size)
+        self._flusher.wait_for_room()
+        lane = self._lane
+        with lane.lock:
+            if lane.error is not None:
+                raise lane.error
+            given = self._next_number(number)
+            if given is not None and given <= lane.given_number:
+                return Ack((lane.last_run, None, None))
+            run = lane.add_chunk(chunk, size, given or 0)
+            if given is not None:
+                lane.given_number = given
+        return Ack((run, 0, self._ranges))
+
+    def _write_empty(self, number: int) -> Ack:
+        raise InvalidRequestError(f"the batch with number {number} has no rows: there is nothing to store")
+
+    def _write_pieces(self, chunk: Chunk, size: int) -> Ack:
+        """A batch too large to be stored whole, as pieces in order; the ack is for all of them."""
+        rows = max(1, chunk.count * (BATCH_BYTES // 2) // size)
+        runs: list[Run] = []
+        for start in range(0, chunk.count, rows):
+            piece = chunk.slice(start, min(start + rows, chunk.count))
+            self._flusher.wait_for_room()
+            with self._lane.lock:
+                if self._lane.error is not None:
+                    raise self._lane.error
+                runs.append(self._lane.add_chunk(piece, size * piece.count // chunk.count, 0))
+        return Ack((runs[-1], 0, lambda _: [found for run in runs for found in self._ranges(run)]))
+
+    def _ranges(self, run: Run) -> list[SegmentRange]:
+        if run.error is not None:
+            raise run.error
+        assert run.placement is not None
+        found = run.placement.ranges(run.offset, run.offset + run.count)
+        return [SegmentRange(self._store, self._stream.name, segment, start, end) for segment, start, end in found]
+
+    def flush(self) -> None:
+        """Return when everything given so far is durable; raise what went wrong.
+
+        After UnavailableError all is still buffered, and the next flush sends it first, in order.
+        """
+        with self._lane.lock:
+            run = self._lane.last_run
+            if run is None and self._lane.error is not None:
+                raise self._lane.error
+        if run is not None:
+            if not run.ended:
+                self._flusher.wait_for(run)
+            if run.error is not None:
+                raise run.error
+
+    def close(self) -> None:
+        """Flush, then end. Closing again does nothing."""
+        if not self._is_closed:
+            self.flush()
+            self._is_closed = True
+            if self._named:
+                self._flusher.forget(self._lane)
+
+    def abandon(self) -> None:
+        """Mark as closed without a flush: its store was closed, or the last flush failed for good."""
+        self._is_closed = True
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+            return
+        # The block's own error is the one to be seen; what was given before it is stored all the same.
+        try:
+            self.close()
+        except HeadwaterError:
+            self.abandon()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            warnings.warn(f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2)
+
+
+def _opaque_bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidRequestError(f"an event of a stream without a schema is bytes or str, not {type(value).__name__}")
+
+
+def _chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
+    """A user's batch as the stream's columns, keys and times. InvalidRequestError if it does not fit."""
+    if isinstance(batch, pa.Table):
+        batches = batch.combine_chunks().to_batches()
+        batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
+    if not isinstance(batch, pa.RecordBatch):
+        raise InvalidRequestError(f"write_batch takes a pyarrow.RecordBatch or Table, not {type(batch).__name__}")
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        raise InvalidRequestError(f"this batch has a column twice: {names}")
+    keys = times = None
+    if key is not None:
+        if key not in names:
+            raise InvalidRequestError(f"the batch has no column {key!r} for the routing key; it has {', '.join(names)}")
+        keys = key_column(batch.column(key), key)
+    if "_time" in names:
+        column = batch.column("_time")
+        if not pa.types.is_timestamp(column.type) or column.type.tz is None:
+            raise InvalidRequestError(f"the column _time is a timestamp with a zone, not {column.type}")
+        times = column.cast(TIME)
+    aside = {"_time", "_key"} | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
+    rest = batch.select([name for name in names if name not in aside])
+    check_batch_schema(rest.schema, stream.schema)
+    columns = [_column(rest, field) for field in stream.schema]
+    longest = max((_longest(column) for column in columns), default=0)
+    if longest > EVENT_BYTES:
+        raise InvalidRequestError(f"an event of this batch has {longest:,} bytes; an event may have {EVENT_BYTES:,}")
+    return Chunk(pa.RecordBatch.from_arrays(columns, schema=stream.schema), keys, times)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    index = batch.schema.get_field_index(field.name)
+    if index < 0:
+        return pa.nulls(batch.num_rows, field.type)
+    column = batch.column(index)
+    if column.null_count and not field.nullable:
+        raise InvalidRequestError(f"column {field.name!r} has {column.null_count} nulls, and is not nullable")
+    if column.type.equals(field.type):
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise InvalidRequestError(f"column {field.name!r} can't be stored as {field.type}: {error}") from error
+
+
+def _longest(column: pa.Array) -> int:
+    # Only a column that is large as a whole can hold a value that is too large.
+    if column.nbytes <= EVENT_BYTES:
+        return 0
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+        return int(pc.max(pc.binary_length(column)).as_py() or 0)
+    return 0
+
+
+__all__ = ["Ack", "Position", "Writer"]

@@ -1,0 +1,67 @@
+"""Options and fixtures for every test: how long to run, which seeds, and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.postgres import PostgresServer, running_postgres
+
+# No deadline: a busy machine is not a bug. The blob repeats a failure found elsewhere.
+hypothesis.settings.register_profile("short", deadline=None, print_blob=True, max_examples=50)
+hypothesis.settings.register_profile("long", deadline=None, print_blob=True, max_examples=1000)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run tests marked long, and more seeds and examples of the others")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("long" if config.getoption("--long") else "short")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # A test that takes `seed` runs once for each, and its name says which one failed.
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", _choose_seeds(metafunc.config), ids=lambda seed: f"seed{seed}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+    # Quick ones first: a mistake shows early.
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> tuple[bool, bool, bool]:
+    return (bool(item.get_closest_marker("long")), bool(item.get_closest_marker("slow")), "unit" not in item.path.parts)
+
+
+def _choose_seeds(config: pytest.Config) -> tuple[int, ...]:
+    count = os.environ.get("HEADWATER_SEEDS") or (10 if config.getoption("--long") else 2)
+    return tuple(range(1, int(count) + 1))
+
+
+@pytest.fixture(scope="session")
+def seeds(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """The seeds to try: 2, or 10 with --long, or as many as HEADWATER_SEEDS says. Or take `seed`, for a test of each."""
+    return _choose_seeds(request.config)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the whole run, started by the first test that asks for it."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The address of an empty database that only this test knows."""
+    with postgres_server.database() as url:
+        yield url

@@ -1,0 +1,134 @@
+"""Two S3-speaking servers on loopback: moto's, in a process of its own, and a small one that misbehaves on request."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+
+BUCKET = "headwater"
+
+
+class S3Server:
+    """moto's server in a subprocess, with one bucket. `options` is what `open_storage` needs to reach it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        # Port 0 lets the kernel choose, so two test runs on one machine never meet; the server prints what it got.
+        address = next((found for line in self._process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line))), None)
+        if address is None:
+            raise RuntimeError(f"moto's server ended with {self._process.wait()} before it listened")
+        # It logs every request: unread, the pipe would fill and the server stop.
+        self._drain = threading.Thread(target=lambda log: [None for _ in log], args=(self._process.stderr,), daemon=True)
+        self._drain.start()
+        self.endpoint = address[0]
+        self.options = options_for(self.endpoint)
+        with urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{BUCKET}", method="PUT")):
+            pass
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._drain.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.close()
+
+
+def options_for(endpoint: str) -> dict[str, str]:
+    """The options with which `open_storage` reaches a server at this address."""
+    return {"endpoint": endpoint, "access_key_id": "test", "secret_access_key": "test", "region": "us-east-1", "allow_http": "true"}
+
+
+class FaultyServer(ThreadingHTTPServer):
+    """Keeps objects like S3, but meets each request with the next of `faults` first.
+
+    A fault is a status ("503"), "drop" (close, having done nothing), "lose" (do it, then close without an answer), "cut" (answer with
+    half the body), or "" for none. `requests` counts all that came.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *faults: str) -> None:
+        self.faults = list(faults)
+        self.objects: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        super().__init__(("127.0.0.1", 0), _FaultyHandler)
+        self.options = options_for(f"http://127.0.0.1:{self.server_port}")
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> FaultyServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class _FaultyHandler(BaseHTTPRequestHandler):
+    protocol_version: ClassVar[str] = "HTTP/1.1"
+    server: FaultyServer
+
+    def _handle(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.requests.append(self.command)
+        fault = self.server.faults.pop(0) if self.server.faults else ""
+        if fault == "drop":
+            self.close_connection = True
+        elif fault.isdigit():
+            self._answer(int(fault), b"<Error><Code>Injected</Code></Error>")
+        else:
+            status, answer = self._do(body)
+            if fault == "lose":
+                self.close_connection = True
+            else:
+                self._answer(status, answer, cut=fault == "cut")
+
+    def _do(self, body: bytes) -> tuple[int, bytes]:
+        objects = self.server.objects
+        if self.command == "PUT":
+            if self.path in objects and self.headers["If-None-Match"] == "*":
+                return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
+            objects[self.path] = body
+            return 200, b""
+        if self.path not in objects:
+            return 404, b"<Error><Code>NoSuchKey</Code></Error>"
+        if asked := re.match(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
+            self._range = (int(asked[1]), min(int(asked[2]) + 1, len(objects[self.path])), len(objects[self.path]))
+            return 206, objects[self.path][self._range[0] : self._range[1]]
+        return 200, objects[self.path]
+
+    def _answer(self, status: int, body: bytes, *, cut: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"etag"')
+        self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
+        if status == 206:
+            start, end, size = self._range
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+        self.close_connection = self.close_connection or cut
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _handle
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test says what went wrong; the server stays quiet."""
