@@ -65,3 +65,9 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database that only this test knows."""
     with postgres_server.database() as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def catalog_url(request: pytest.FixtureRequest) -> str | None:
+    """What to give `hw.open` as `catalog`: None for SQLite, the address of an empty database for PostgreSQL."""
+    return None if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -9,19 +10,24 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
-
-import pytest
 
 BUCKET = "headwater"
+
+#: The server ends when its input does, so that it never outlives tests that were killed.
+_SERVE = """
+import os, sys, threading
+from moto.server import main
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+main(["-H", "127.0.0.1", "-p", "0"])
+"""
 
 
 class S3Server:
     """moto's server in a subprocess, with one bucket. `options` is what `open_storage` needs to reach it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-W", "ignore", "-c", _SERVE]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         # Port 0 lets the kernel choose, so two test runs on one machine never meet; the server prints what it got.
         address = next((found for line in self._process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line))), None)
@@ -36,18 +42,22 @@ class S3Server:
             pass
 
     def close(self) -> None:
-        self._process.terminate()
+        assert self._process.stdin is not None
+        assert self._process.stderr is not None
+        self._process.stdin.close()
         self._process.wait()
         self._drain.join()
-        assert self._process.stderr is not None
         self._process.stderr.close()
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
+@contextlib.contextmanager
+def running_s3() -> Iterator[S3Server]:
+    """moto's server, until the block ends."""
     server = S3Server()
-    yield server
-    server.close()
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def options_for(endpoint: str) -> dict[str, str]:
@@ -58,8 +68,8 @@ def options_for(endpoint: str) -> dict[str, str]:
 class FaultyServer(ThreadingHTTPServer):
     """Keeps objects like S3, but meets each request with the next of `faults` first.
 
-    A fault is a status ("503"), "drop" (close, having done nothing), "lose" (do it, then close without an answer), "cut" (answer with
-    half the body), or "" for none. `requests` counts all that came.
+    A fault is a status ("503"), "drop" (close, having done nothing), "hang" (the same, but only after `release` is set), "lose" (do it,
+    then close without an answer), "cut" (answer with half the body), or "" for none. `requests` are the methods of all that came.
     """
 
     daemon_threads = True
@@ -68,6 +78,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.faults = list(faults)
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
+        self.release = threading.Event()
         super().__init__(("127.0.0.1", 0), _FaultyHandler)
         self.options = options_for(f"http://127.0.0.1:{self.server_port}")
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
@@ -77,20 +88,24 @@ class FaultyServer(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.release.set()
         self.shutdown()
         self._thread.join()
         self.server_close()
 
 
 class _FaultyHandler(BaseHTTPRequestHandler):
-    protocol_version: ClassVar[str] = "HTTP/1.1"
+    protocol_version = "HTTP/1.1"
+    wbufsize = 65536  # Head and body leave together; apart they wait 40 ms for a delayed acknowledgement.
     server: FaultyServer
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.requests.append(self.command)
         fault = self.server.faults.pop(0) if self.server.faults else ""
-        if fault == "drop":
+        if fault == "hang":
+            self.server.release.wait()
+        if fault in ("drop", "hang"):
             self.close_connection = True
         elif fault.isdigit():
             self._answer(int(fault), b"<Error><Code>Injected</Code></Error>")
@@ -108,6 +123,11 @@ class _FaultyHandler(BaseHTTPRequestHandler):
                 return 412, b"<Error><Code>PreconditionFailed</Code></Error>"
             objects[self.path] = body
             return 200, b""
+        if self.command == "POST":
+            keys = re.findall(rb"<Key>(.*?)</Key>", body)
+            for key in keys:
+                objects.pop(f"{self.path.partition('?')[0]}/{key.decode()}", None)
+            return 200, b"<DeleteResult>%s</DeleteResult>" % b"".join(b"<Deleted><Key>%s</Key></Deleted>" % key for key in keys)
         if self.path not in objects:
             return 404, b"<Error><Code>NoSuchKey</Code></Error>"
         if asked := re.match(r"bytes=(\d+)-(\d+)", self.headers["Range"] or ""):
@@ -128,7 +148,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             self.wfile.write(body[: len(body) // 2] if cut else body)
         self.close_connection = self.close_connection or cut
 
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _handle
+    do_GET = do_PUT = do_HEAD = do_POST = _handle
 
     def log_message(self, format: str, *args: object) -> None:
         """The test says what went wrong; the server stays quiet."""

@@ -2,6 +2,7 @@
 
 from headwater.batch import SegmentRange
 from headwater.bytestream import ByteReader, ByteWriter
+from headwater.catalog.tables import ABSENT
 from headwater.errors import (
     AlreadyExistsError,
     ConditionFailedError,
@@ -19,36 +20,56 @@ from headwater.errors import (
 )
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
+from headwater.model.markers import Marker
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Position, Segment
+from headwater.readers.group import Lag, ReaderGroup
+from headwater.readers.reader import Reader
 from headwater.store import Store, UpkeepReport, open
 from headwater.stream import Stream
+from headwater.synchronizer import Revision, Revisioned, Synchronizer
+from headwater.tables import Entry, Table, TableChange
+from headwater.transactions import Commit, Transaction, TransactionStatus
 from headwater.writer import Ack, Writer
 
 __all__ = [
+    "ABSENT",
     "Ack",
     "AlreadyExistsError",
     "ByteReader",
     "ByteWriter",
+    "Commit",
     "ConditionFailedError",
     "ConflictError",
     "CorruptDataError",
     "Cut",
+    "Entry",
     "Event",
     "FencedError",
     "HeadwaterError",
     "InvalidRequestError",
+    "Lag",
+    "Marker",
     "NotFoundError",
     "OutcomeUnknownError",
     "Position",
+    "Reader",
+    "ReaderGroup",
     "Retention",
+    "Revision",
+    "Revisioned",
     "Scaling",
     "SealedError",
     "Segment",
     "SegmentRange",
     "Store",
     "Stream",
+    "Synchronizer",
+    "Table",
+    "TableChange",
+    "Transaction",
     "TransactionEndedError",
+    "TransactionStatus",
     "TruncatedError",
     "UnavailableError",
     "UpkeepReport",

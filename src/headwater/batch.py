@@ -11,7 +11,10 @@ import pyarrow as pa
 from headwater.catalog import segments
 from headwater.errors import NotFoundError, TruncatedError
 from headwater.model.names import parse_stream_name
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
 from headwater.segments.read import SegmentCursor, batch_schema, check_columns
+from headwater.streams import cuts
 from headwater.streams.lifecycle import open_stream
 
 
@@ -24,6 +27,7 @@ class SegmentRange:
     segment: int
     start: int
     end: int
+    stream_id: int = field(repr=False)
 
     @property
     def count(self) -> int:
@@ -32,23 +36,32 @@ class SegmentRange:
     def to_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The events in order, as record batches of these columns; by default the schema's with `_key, _time, _segment, _number`."""
         engine = self.store._engine
-        stream = open_stream(engine, parse_stream_name(self.stream))
+        stream = self._open_stream()
         names = check_columns(stream, columns)
         row = engine.read(segments.find_segment, stream.id, self.segment)
-        if row is None:
-            raise TruncatedError(f"segment {self.segment} of {self.stream} was truncated")
+        if row is None or self.start < row.head:
+            raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
         cursor = SegmentCursor(engine, stream, self.segment, row.log, self.start, self.end)
-        return _batches(cursor, names)
+        return _batches(engine, stream, cursor, names)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All of them as one table."""
-        stream = open_stream(self.store._engine, parse_stream_name(self.stream))
+        stream = self._open_stream()
         return pa.Table.from_batches(self.to_batches(columns), schema=batch_schema(stream, check_columns(stream, columns)))
 
+    def _open_stream(self) -> StreamRef:
+        stream = open_stream(self.store._engine, parse_stream_name(self.stream))
+        if stream.id != self.stream_id:
+            raise NotFoundError(f"stream {self.stream} was deleted; another has its name by now")
+        return stream
 
-def _batches(cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:
-    while (batch := cursor.next_batch()) is not None:
-        yield batch.to_arrow(names)
+
+def _batches(engine: Engine, stream: StreamRef, cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:
+    try:
+        while (batch := cursor.next_batch()) is not None:
+            yield batch.to_arrow(names)
+    except TruncatedError as error:
+        raise TruncatedError(error.message, cuts.head(engine, stream)) from None
 
 
 __all__ = ["NotFoundError", "SegmentRange"]

@@ -82,7 +82,9 @@ class ByteWriter:
 
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):
-            warnings.warn(f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
+            )
 
 
 class ByteReader(io.RawIOBase):
@@ -125,11 +127,15 @@ class ByteReader(io.RawIOBase):
         if target < 0:
             raise InvalidRequestError(f"there is no offset {target} in a byte stream")
         if target < row.head:
-            raise TruncatedError(f"offset {target} of {self._stream.name} was truncated; its head is {row.head}", cuts.head(self._engine, self._stream))
+            raise TruncatedError(
+                f"offset {target} of {self._stream.name} was truncated; its head is {row.head}", cuts.head(self._engine, self._stream)
+            )
         self._offset = target
         return target
 
     def readinto(self, buffer: Any) -> int:
+        if self.closed:
+            raise InvalidRequestError("this reader is closed")
         target = memoryview(buffer).cast("B")
         if not len(target):
             return 0

@@ -6,29 +6,42 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from headwater.bytestream import ByteWriter
-from headwater.catalog import sessions, streams
+from headwater.catalog import groups, sessions, streams, transactions
 from headwater.catalog.database import Database
 from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
-from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, UnavailableError
+from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.model.cuts import Cut
 from headwater.model.limits import SESSION_SECONDS
+from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
+from headwater.readers.group import ReaderGroup, open_group
+from headwater.readers.reader import Reader
+from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
+from headwater.segments.lanes import StreamRef
+from headwater.segments.routing import Router
 from headwater.storage import Storage, open_storage
 from headwater.stream import Stream
 from headwater.streams import cuts, lifecycle, truncation
+from headwater.streams.cuts import Place
+from headwater.synchronizer import Revisioned, Synchronizer
+from headwater.tables import TABLE_SCHEMA, Table
+from headwater.transactions import Transaction, TransactionStatus
 from headwater.writer import Writer
+
+S = TypeVar("S")
+U = TypeVar("U")
 
 _opened: weakref.WeakSet[Store] = weakref.WeakSet()
 _memory: dict[str, tuple[Database, Storage]] = {}
@@ -57,13 +70,17 @@ def open(
     "some/dir" or file:// is a SQLite catalog and files in that directory; s3://, gs:// and az:// (and file:// too) take
     catalog="postgresql://..."; memory://name lives in this process. Any number of processes may have it open.
     """
-    text = os.fspath(url)
+    text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
         raise InvalidRequestError(f"the address of a store is a path or URL, not {url!r}")
     if catalog is not None and not catalog.startswith(("postgresql://", "postgres://")):
-        raise InvalidRequestError(f"a catalog is given as postgresql://..., not {catalog!r}; without one, SQLite in the store's directory is used")
+        raise InvalidRequestError(
+            f"a catalog is given as postgresql://..., not {catalog!r}; without one, SQLite in the store's directory is used"
+        )
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme == "memory":
+        if catalog is not None:
+            raise InvalidRequestError("a store in memory has its own catalog: leave out `catalog`")
         database, storage = _open_memory(rest)
     elif scheme == "file":
         path = os.path.abspath(rest)
@@ -73,7 +90,9 @@ def open(
     else:
         storage = open_storage(text, storage_options or {})
         if catalog is None:
-            raise InvalidRequestError(f"a store at {scheme}:// needs a catalog on PostgreSQL: hw.open({text!r}, catalog='postgresql://...')")
+            raise InvalidRequestError(
+                f"a store at {scheme}:// needs a catalog on PostgreSQL: hw.open({text!r}, catalog='postgresql://...')"
+            )
         database = _open_postgres(catalog)
     try:
         store_id = open_catalog(database, "postgresql" if catalog else "sqlite", create=create)
@@ -153,7 +172,10 @@ class Store:
 
     def _begin(self) -> None:
         self._flusher = Flusher(self._engine)
+        self._router = Router(self._engine)
+        self._heart = Heart()
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -227,8 +249,84 @@ class Store:
 
     def run_upkeep(self) -> UpkeepReport:
         """One full round of upkeep now: fence sessions of dead processes, free what was truncated or deleted."""
+        while self._engine.write(transactions.abort_expired):
+            pass
         fenced = self._engine.write(sessions.fence_expired_sessions, int(SESSION_SECONDS * 1_000_000))
         return UpkeepReport(len(fenced), truncation.delete_dead_extents(self._engine))
+
+    # Transactions, readers and state.
+
+    def transaction(self, lease: float = 30.0, auto_renew: bool = True, marker: Marker | None = None) -> Transaction:
+        """Begin a transaction: use it in a `with` block, or commit it yourself.
+
+        `marker` makes it idempotent: its owner's last sequence again, with an equal fingerprint, stores nothing and answers as before.
+        """
+        self._check_open()
+        if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0 < lease <= 30 * 86400:
+            raise InvalidRequestError(f"a lease is a number of seconds above 0 and up to 30 days, not {lease!r}")
+        if marker is not None and not isinstance(marker, Marker):
+            raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
+        return Transaction(self, self._router, lease=float(lease), auto_renew=auto_renew, marker=marker, resumed=None)
+
+    def resume_transaction(self, id: str) -> Transaction:
+        """An open transaction of any process, to add to it, commit it or abort it."""
+        self._check_open()
+        state, lease_us = self._engine.write(transactions.look_up, id)
+        if state != transactions.OPEN:
+            raise TransactionEndedError(f"transaction {id} is {state} already")
+        return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
+
+    def transaction_status(self, id: str) -> TransactionStatus:
+        """What became of a transaction. A finished one is kept for at least 7 days."""
+        state, _ = self._engine.write(transactions.look_up, id)
+        return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
+
+    def reader_group(self, name: str, streams: list[str] | None = None, start: Place = None, end: Place = None) -> ReaderGroup:
+        """Create or open a group of readers; with the name alone, open it. It begins at `start`, and ends at `end` if that is given."""
+        self._check_open()
+        return open_group(self, name, streams, start, end)
+
+    def reader_groups(self) -> list[str]:
+        """The names of all groups."""
+        return self._engine.read(groups.list_groups)
+
+    def table(self, name: str) -> Table:
+        """Create or open a table."""
+        self._check_open()
+        return Table(self._engine, self._open_inner(name, "table", TABLE_SCHEMA))
+
+    def tables(self, scope: str | None = None) -> list[str]:
+        """Full names, in order, of all tables, or of those in a scope."""
+        return self._engine.read(streams.list_streams, scope, None, ("table",))
+
+    def revisioned(self, name: str) -> Revisioned:
+        """Create or open a revisioned stream."""
+        self._check_open()
+        return Revisioned(self._engine, self._flusher, self._open_inner(name, "revisioned", None))
+
+    def synchronizer(self, name: str, initial: S, apply: Callable[[S, U], S]) -> Synchronizer[S, U]:
+        """Create or open state that many processes share; it is fetched once. All must give the same `initial` and `apply`."""
+        synchronizer = Synchronizer(self.revisioned(name), initial, apply)
+        synchronizer.fetch()
+        return synchronizer
+
+    def _open_inner(self, name: str, kind: str, schema: pa.Schema | None) -> StreamRef:
+        try:
+            found = lifecycle.open_stream(self._engine, parse_stream_name(name))
+        except NotFoundError:
+            return lifecycle.create_stream(
+                self._engine,
+                name,
+                scaling=Scaling.fixed(1),
+                retention=Retention.forever(),
+                schema=schema,
+                kind=kind,
+                labels=(),
+                exist_ok=True,
+            )
+        if found.kind != kind:
+            raise AlreadyExistsError(f"{name} exists as {found.kind}, not as {kind}")
+        return found
 
     # Writers.
 
@@ -274,7 +372,13 @@ class Store:
             except HeadwaterError as error:
                 writer.abandon()
                 failure = failure or error
+        for reader in list(self._readers):
+            try:
+                reader.close()
+            except HeadwaterError as error:
+                failure = failure or error
         self._flusher.close()
+        self._heart.close()
         self._is_closed = True
         _opened.discard(self)
         self._engine.close()
@@ -312,8 +416,14 @@ def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] 
 
 
 def _close_all() -> None:
+    failures = []
     for store in list(_opened):
-        store.close()
+        try:
+            store.close()
+        except Exception as error:  # the other stores' events must not be lost with this one's
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def _after_fork() -> None:

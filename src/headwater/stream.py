@@ -183,7 +183,7 @@ class Stream:
         """What lies between two places as ranges that may be read in parallel, also in other processes."""
         ref = self._check_events()
         found = cuts.ranges(self._store._engine, ref, start, end)
-        return [SegmentRange(self._store, ref.name, item.segment.number, item.start, item.end) for item in found]
+        return [SegmentRange(self._store, ref.name, item.segment.number, item.start, item.end, ref.id) for item in found]
 
     def to_arrow(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> pa.Table:
         """What lies between two places as one table; by default the schema's columns with `_key, _time, _segment, _number`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from headwater.batch import SegmentRange
 from headwater.errors import HeadwaterError, InvalidRequestError
 from headwater.model.keys import key_bytes, key_column
-from headwater.model.limits import BATCH_BYTES, EVENT_BYTES
+from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, KEY_BYTES
 from headwater.model.positions import Position
 from headwater.model.schemas import TIME, RowCheck, check_batch_schema
 from headwater.segments.block import Chunk
@@ -45,7 +46,7 @@ class Ack(tuple[Any, ...]):
         """
         run: Run | None = self[0]
         if run is None:
-            return None
+            return self[2]  # a duplicate's, or an empty batch's
         if not run.ended:
             run.lane.flusher.wait_for(run, timeout)
         if run.error is not None:
@@ -61,6 +62,30 @@ class Ack(tuple[Any, ...]):
         return f"<Ack {'done' if self.done else 'pending'}{', duplicate' if self.duplicate else ''}>"
 
 
+class EventCheck:
+    """Checks an event as it is given, so that nothing is refused later, and makes it ours."""
+
+    def __init__(self, stream: StreamRef) -> None:
+        self._check = None if stream.is_opaque else RowCheck(stream.schema)
+        # What is buffered is ours: the caller may fill the same mapping anew for the next event.
+        self._own: Callable[[Any], Any] = deepcopy if any(map(pa.types.is_nested, stream.schema.types)) else dict
+
+    def __call__(self, value: Any, key: bytes | str | int | None, time: datetime | None) -> tuple[Any, bytes | None, int]:
+        """(the value, the key as bytes, its size) of an event that can be stored; else InvalidRequestError."""
+        if self._check is not None:
+            size = self._check(value)
+            value = self._own(value)
+        else:
+            if type(value) is not bytes:
+                value = _opaque_bytes(value)
+            size = len(value)
+        if size > EVENT_BYTES:
+            raise InvalidRequestError(f"this event has {size:,} bytes; an event may have {EVENT_BYTES:,}")
+        if time is not None:
+            check_time(time, "an event's time")
+        return value, key_bytes(key), size
+
+
 class Writer:
     """Appends events to one stream, in order for each routing key.
 
@@ -74,7 +99,8 @@ class Writer:
         self._lane = lane
         self._is_closed = False
         self._named = lane.writer is not None
-        self._check: Callable[[Any], int] | None = None if stream.is_opaque else RowCheck(stream.schema)
+        self._is_opaque = stream.is_opaque
+        self._check = EventCheck(stream)
 
     @property
     def id(self) -> str | None:
@@ -99,32 +125,31 @@ class Writer:
 
         An event that can't be stored (its type, its size) is refused here, and nothing else is touched.
         """
-        if self._check is not None:
-            size = self._check(value)
-        else:
-            if type(value) is not bytes:
-                value = _opaque_bytes(value)
+        if (
+            type(value) is bytes
+            and self._is_opaque
+            and len(value) <= EVENT_BYTES
+            and time is None
+            and (key is None or (type(key) is bytes and len(key) <= KEY_BYTES))
+        ):
             size = len(value)
-        if size > EVENT_BYTES:
-            raise InvalidRequestError(f"this event has {size:,} bytes; an event may have {EVENT_BYTES:,}")
-        if key is not None and type(key) is not bytes or key is not None and len(key) > 65536:
-            key = key_bytes(key)
-        if time is not None:
-            check_time(time, "an event's time")
+        else:
+            value, key, size = self._check(value, key, time)
         lane = self._lane
         with lane.lock:
             run = lane.run
-            if run is not None and not self._named:
+            if run is not None and not self._named and not self._is_closed and number is None:
                 # The hot path: nothing here but what each event needs.
                 values = run.values
+                index = len(values)
                 if time is not None:
-                    run.times[len(values)] = time
+                    run.times[index] = time
                 values.append(value)
                 run.keys.append(key)
-                run.size += size + EVENT_OVERHEAD_BYTES
-                if run.size >= RUN_BYTES or len(values) >= RUN_EVENTS:
+                run.size = size = run.size + size + EVENT_OVERHEAD_BYTES
+                if size >= RUN_BYTES or index >= RUN_EVENTS:
                     lane.close_run()
-                return Ack((run, len(values) - 1, None))
+                return Ack((run, index, None))
         return self._write_slowly(value, key, time, number, size)
 
     def _write_slowly(self, value: Any, key: bytes | None, time: datetime | None, number: int | None, size: int) -> Ack:
@@ -171,10 +196,10 @@ class Writer:
             raise InvalidRequestError("this writer is closed")
         if number is not None and not self._named:
             raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
-        chunk = _chunk(batch, key, self._stream)
+        chunk = batch_chunk(batch, key, self._stream)
         size = chunk.columns.nbytes + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
         if chunk.count == 0:
-            return Ack((None, 0, None)) if number is None else self._write_empty(number)
+            return Ack((None, 0, [])) if number is None else self._write_empty(number)
         if size > BATCH_BYTES:
             if self._named:
                 raise InvalidRequestError(
@@ -215,7 +240,7 @@ class Writer:
             raise run.error
         assert run.placement is not None
         found = run.placement.ranges(run.offset, run.offset + run.count)
-        return [SegmentRange(self._store, self._stream.name, segment, start, end) for segment, start, end in found]
+        return [SegmentRange(self._store, self._stream.name, segment, start, end, self._stream.id) for segment, start, end in found]
 
     def flush(self) -> None:
         """Return when everything given so far is durable; raise what went wrong.
@@ -259,18 +284,23 @@ class Writer:
 
     def __del__(self) -> None:
         if not getattr(self, "_is_closed", True):
-            warnings.warn(f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
+            )
 
 
 def _opaque_bytes(value: Any) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"this text can't be stored as UTF-8: {error}") from error
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidRequestError(f"an event of a stream without a schema is bytes or str, not {type(value).__name__}")
 
 
-def _chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
+def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     """A user's batch as the stream's columns, keys and times. InvalidRequestError if it does not fit."""
     if isinstance(batch, pa.Table):
         batches = batch.combine_chunks().to_batches()
@@ -285,11 +315,16 @@ def _chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
         if key not in names:
             raise InvalidRequestError(f"the batch has no column {key!r} for the routing key; it has {', '.join(names)}")
         keys = key_column(batch.column(key), key)
+    elif "_key" in names:
+        keys = key_column(batch.column("_key"), "_key")
     if "_time" in names:
         column = batch.column("_time")
         if not pa.types.is_timestamp(column.type) or column.type.tz is None:
             raise InvalidRequestError(f"the column _time is a timestamp with a zone, not {column.type}")
-        times = column.cast(TIME)
+        try:
+            times = column.cast(TIME)
+        except pa.ArrowException as error:
+            raise InvalidRequestError(f"the column _time can't be stored in microseconds: {error}") from error
     aside = {"_time", "_key"} | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
     rest = batch.select([name for name in names if name not in aside])
     check_batch_schema(rest.schema, stream.schema)
@@ -327,4 +362,4 @@ def _longest(column: pa.Array) -> int:
     return 0
 
 
-__all__ = ["Ack", "Position", "Writer"]
+__all__ = ["Ack", "EventCheck", "Position", "Writer", "batch_chunk"]

@@ -94,9 +94,7 @@ def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
             key = part.stream, append.segment
             tail = touched[key] = state[key]
             firsts.append(tail.tail)
-            extents.append(
-                (tail.log, tail.tail, append.count, append.length, append.crc, appended_at, append.object, append.position)
-            )
+            extents.append((tail.log, tail.tail, append.count, append.length, append.crc, appended_at, append.object, append.position))
             if append.data is not None:
                 blocks.append((tail.log, tail.tail, append.data))
             tail.tail += append.count
@@ -111,10 +109,10 @@ def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
         "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = ?",
         [(tail.tail, tail.bytes, tail.appended_at, *key) for key, tail in touched.items()],
     )
-    tx.defer("INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", [(*o, flush.session) for o in flush.objects])
     tx.defer(
-        "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents
+        "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", [(*o, flush.session) for o in flush.objects]
     )
+    tx.defer("INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents)
     tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks)
     tx.defer("UPDATE writer SET last_number = ? WHERE stream = ? AND id = ?", [(number, *key) for key, number in numbers.items()])
     tx.defer("UPDATE session SET last_result = ? WHERE id = ?", [(_dump(results), flush.session)])
@@ -249,6 +247,12 @@ def find_number_at(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int:
         else:
             low = row[0] + row[1]
     return min(low, tail)
+
+
+def find_append_time(tx: Tx, log: int, number: int) -> int | None:
+    """When an event was appended."""
+    rows = tx.run("SELECT appended_at FROM extent WHERE log = ? AND first <= ? ORDER BY first DESC LIMIT 1", (log, number))
+    return int(rows[0][0]) if rows else None
 
 
 def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:

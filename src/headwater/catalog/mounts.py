@@ -6,10 +6,31 @@ import os
 
 from headwater.errors import InvalidRequestError
 
-_NETWORK = frozenset(
-    "9p afp afs beegfs ceph cifs coda davfs fuse.davfs fuse.ceph fuse.cephfs fuse.gcsfuse fuse.glusterfs fuse.goofys fuse.juicefs fuse.rclone "
-    "fuse.s3fs fuse.sshfs fuse.smbnetfs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs".split()
-)
+_NETWORK = {
+    "9p",
+    "afp",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "coda",
+    "davfs",
+    "gfs",
+    "gfs2",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+    "ocfs2",
+    "orangefs",
+    "pvfs2",
+    "smb2",
+    "smb3",
+    "smbfs",
+}
+_FUSE = {"davfs", "ceph", "cephfs", "gcsfuse", "glusterfs", "goofys", "juicefs", "rclone", "s3fs", "sshfs", "smbnetfs"}
 
 
 def refuse_network_mount(path: str, mounts: str | None = None) -> None:
@@ -21,7 +42,7 @@ def refuse_network_mount(path: str, mounts: str | None = None) -> None:
         except OSError:
             return
     kind = file_system_of(os.path.realpath(path), mounts)
-    if kind in _NETWORK:
+    if kind is not None and (kind in _NETWORK or kind.removeprefix("fuse.") in _FUSE):
         raise InvalidRequestError(
             f"{path} is on a network file system ({kind}), where SQLite's locks can't be trusted: "
             "use a local directory, or a catalog on PostgreSQL (catalog='postgresql://...')"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import weakref
@@ -72,7 +73,8 @@ class PostgresDatabase:
     """A catalog in the database, and in the first schema of its search path, that `url` names."""
 
     def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
-        self.url = url
+        self.url = _shown(url)
+        self._url = url
         self._retry_seconds = retry_seconds
         self._begin()
         _opened.add(self)
@@ -90,7 +92,7 @@ class PostgresDatabase:
 
     def connect(self, *, autocommit: bool = False) -> Connection:
         connection = psycopg.connect(
-            self.url,
+            self._url,
             autocommit=autocommit,
             connect_timeout=10,
             keepalives_idle=10,
@@ -298,6 +300,8 @@ def _translated(url: str) -> Iterator[None]:
         raise CorruptDataError(f"the catalog is damaged: {error}", object=_shown(url)) from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
+    except psycopg.ProgrammingError as error:
+        raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
@@ -306,7 +310,7 @@ def _shown(url: str) -> str:
     """The URL without its password."""
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}"
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", f"{scheme}://{user.partition(':')[0]}{at}{host}")
 
 
 def _reset_all() -> None:

@@ -9,11 +9,11 @@ from importlib import resources
 from headwater.catalog.database import Database, Tx
 from headwater.errors import InvalidRequestError, NotFoundError
 
-FORMAT = 1
+FORMAT = 2
 
 _WORDS = {
-    "sqlite": {"CLUSTERED": "WITHOUT ROWID", "BLOB": "BLOB"},
-    "postgresql": {"CLUSTERED": "", "BLOB": "BYTEA"},
+    "sqlite": {"CLUSTERED": "WITHOUT ROWID", "BLOB": "BLOB", "BYTEWISE": ""},
+    "postgresql": {"CLUSTERED": "", "BLOB": "BYTEA", "BYTEWISE": 'COLLATE "C"'},
 }
 _NOW_US = """CREATE OR REPLACE FUNCTION now_us() RETURNS BIGINT LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::BIGINT $$"""

@@ -114,3 +114,105 @@ CREATE TABLE writer (
     generation BIGINT NOT NULL,
     PRIMARY KEY (stream, id)
 );
+
+-- A transaction: open, committing (all is staged, it waits for a roll), committed or aborted. `result` is its cut, or why it failed.
+CREATE TABLE txn (
+    id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    begun_at BIGINT NOT NULL,
+    lease BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    next_ordinal BIGINT NOT NULL,
+    marker_owner TEXT,
+    marker_sequence BIGINT,
+    marker_fingerprint TEXT,
+    result TEXT
+);
+CREATE INDEX txn_by_state ON txn (state, expires_at);
+
+-- Blocks that wait for their transaction's commit, for the segment that was open when they were staged.
+CREATE TABLE txn_extent (
+    txn TEXT NOT NULL REFERENCES txn (id),
+    ordinal BIGINT NOT NULL,
+    stream BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    count BIGINT NOT NULL,
+    length BIGINT NOT NULL,
+    crc BIGINT NOT NULL,
+    object BIGINT,
+    position BIGINT NOT NULL,
+    expected_tail BIGINT,
+    data BLOB,
+    PRIMARY KEY (txn, ordinal)
+);
+CREATE INDEX txn_extent_by_segment ON txn_extent (stream, segment);
+
+-- What else a transaction changes: the event `place` of the block `ordinal` puts or removes a table's key; or a reader's positions.
+CREATE TABLE txn_change (
+    txn TEXT NOT NULL REFERENCES txn (id),
+    ordinal BIGINT NOT NULL,
+    place BIGINT NOT NULL,
+    kind TEXT NOT NULL,
+    target BIGINT NOT NULL,
+    name TEXT NOT NULL,
+    expected BIGINT,
+    data BLOB,
+    PRIMARY KEY (txn, ordinal, place)
+);
+
+-- The last sequence that each owner committed, and with which transaction.
+CREATE TABLE marker (
+    owner TEXT PRIMARY KEY,
+    sequence BIGINT NOT NULL,
+    fingerprint TEXT,
+    txn TEXT NOT NULL,
+    result TEXT NOT NULL
+);
+
+-- The present entries of tables. A table is a stream of its changes; an entry's version is the number of its change, plus one.
+CREATE TABLE entry (
+    stream BIGINT NOT NULL REFERENCES stream (id),
+    key TEXT BYTEWISE NOT NULL,
+    version BIGINT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (stream, key)
+);
+
+CREATE TABLE reader_group (
+    id BIGINT PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    generation BIGINT NOT NULL,
+    checkpoint BIGINT NOT NULL,
+    end_cut TEXT,
+    created_at BIGINT NOT NULL
+);
+
+CREATE TABLE group_stream (
+    grp BIGINT NOT NULL REFERENCES reader_group (id),
+    stream BIGINT NOT NULL,
+    name TEXT NOT NULL,
+    PRIMARY KEY (grp, stream)
+);
+
+-- The segments a group is at: its committed position in each, and who reads it. `end` is where the group stops, if it is bounded.
+CREATE TABLE group_segment (
+    grp BIGINT NOT NULL REFERENCES reader_group (id),
+    stream BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    position BIGINT NOT NULL,
+    done INTEGER NOT NULL,
+    reader TEXT,
+    since BIGINT NOT NULL,
+    PRIMARY KEY (grp, stream, segment)
+);
+
+CREATE TABLE group_reader (
+    grp BIGINT NOT NULL REFERENCES reader_group (id),
+    id TEXT NOT NULL,
+    generation BIGINT NOT NULL,
+    seen_at BIGINT NOT NULL,
+    checkpoint BIGINT NOT NULL,
+    positions TEXT,
+    PRIMARY KEY (grp, id)
+);

@@ -105,9 +105,7 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
             raise SealedError("this stream is sealed")
         raise ConflictError("the stream was scaled by another process meanwhile: look again")
     marks = ", ".join("?" * len(seal))
-    old = [_row(row) for row in tx.run(
-        f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE", (stream, *seal)
-    )]  # fmt: skip
+    old = lock_segments(tx, stream, seal)
     assert len(old) == len(set(seal)) and all(row.is_open for row in old), "the epoch guards the open segments"
     assert _tiles([row.keys for row in old], ranges), "successors cover exactly the keys of the sealed segments"
     open_count = tx.run("SELECT count(*) FROM segment WHERE stream = ? AND sealed_epoch IS NULL", (stream,))[0][0]
@@ -122,6 +120,39 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
     numbers = insert_segments(tx, stream, epoch=epoch + 1, made_at=made_at, ranges=ranges)
     failpoints.reach("scale.applied")
     return numbers
+
+
+def list_segments_numbered(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
+    """The segments of these numbers that have a row."""
+    marks = ", ".join("?" * len(numbers))
+    return [_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks})", (stream, *numbers))]
+
+
+def lock_segments(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
+    """The segments of these numbers that have a row, unchanged until this transaction ends."""
+    marks = ", ".join("?" * len(numbers))
+    sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE"
+    return [_row(row) for row in tx.run(sql, (stream, *numbers))]
+
+
+def roll(tx: Tx, stream: int, active: Sequence[SegmentRow]) -> SegmentRow:
+    """Seal active neighbours, put one sealed segment behind them, and open the same ranges again behind that; returns the one between.
+
+    The caller has locked the stream and the segments, and appends to the one returned in this transaction only.
+    """
+    epoch = tx.run("UPDATE stream SET epoch = epoch + 1 WHERE id = ? RETURNING epoch", (stream,))[0][0]
+    made_at = max(tx.run("SELECT now_us()")[0][0], *(max(row.appended_at, row.made_at) + 1 for row in active))
+    tx.defer(
+        "UPDATE segment SET sealed_epoch = ?, sealed_at = ? WHERE stream = ? AND number = ?",
+        [(epoch, made_at, stream, row.number) for row in active],
+    )
+    keys = sorted(row.keys for row in active)
+    between = insert_segments(tx, stream, epoch=epoch, made_at=made_at, ranges=[KeyRange(keys[0].start, keys[-1].end)])[0]
+    tx.run("UPDATE segment SET sealed_epoch = ?, sealed_at = ? WHERE stream = ? AND number = ?", (epoch, made_at + 1, stream, between))
+    insert_segments(tx, stream, epoch=epoch, made_at=made_at + 1, ranges=keys)
+    found = find_segment(tx, stream, between)
+    assert found is not None
+    return found
 
 
 def _tiles(old: Sequence[KeyRange], new: Sequence[KeyRange]) -> bool:

@@ -236,7 +236,9 @@ def _translated(path: str) -> Iterator[None]:
     except (apsw.CorruptError, apsw.NotADBError) as error:
         raise CorruptDataError(f"the catalog {path} is damaged: {error}", object=path) from error
     except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as error:
-        raise UnavailableError(f"the catalog {path} can't be opened for writing ({error}): check the directory's rights and mount") from error
+        raise UnavailableError(
+            f"the catalog {path} can't be opened for writing ({error}): check the directory's rights and mount"
+        ) from error
     except apsw.IOError as error:
         raise UnavailableError(f"the catalog {path} can't be read or written ({error}): check the disk and its free space") from error
     except PermissionError as error:

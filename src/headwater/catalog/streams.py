@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from headwater.catalog import transactions
 from headwater.catalog.database import Tx
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import insert_segments
@@ -94,13 +95,16 @@ def lock_stream(tx: Tx, stream: int) -> StreamRow:
     return StreamRow(*rows[0])
 
 
-def list_streams(tx: Tx, scope: str | None, label: str | None) -> list[str]:
+def list_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection[str] = ("events", "bytes")) -> list[str]:
+    """Full names, in order, of the streams of these kinds."""
     sql, values = "SELECT s.scope, s.name FROM stream s", []
     if label is not None:
         sql += " JOIN stream_label l ON l.stream = s.id AND l.label = ?"
         values.append(label)
+    sql += f" WHERE s.kind IN ({', '.join('?' * len(kinds))})"
+    values += kinds
     if scope is not None:
-        sql += " WHERE s.scope = ?"
+        sql += " AND s.scope = ?"
         values.append(scope)
     return [f"{row[0]}/{row[1]}" for row in sorted(tx.run(sql, values))]
 
@@ -142,7 +146,8 @@ def get_schemas(tx: Tx, stream: int) -> dict[int, bytes]:
 
 
 def seal_stream(tx: Tx, stream: int) -> None:
-    """Close every open segment for good. Sealing again changes nothing."""
+    """Close every open segment for good, and abort the open transactions that write to it. Sealing again changes nothing."""
+    transactions.abort_staged_in(tx, stream)
     row = lock_stream(tx, stream)
     if row.sealed_at is not None:
         return
@@ -157,7 +162,7 @@ def delete_stream(tx: Tx, stream: int) -> None:
     if row.sealed_at is None:
         raise ConflictError(f"stream {row.full_name} is open: seal it before you delete it")
     tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
-    for table in ("segment", "stream_label", "stream_schema", "writer"):
+    for table in ("segment", "stream_label", "stream_schema", "writer", "entry"):
         tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     tx.run("DELETE FROM stream WHERE id = ?", (stream,))
 

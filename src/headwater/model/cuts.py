@@ -47,7 +47,7 @@ class Cut:
         try:
             fields = json.loads(text)
             streams = {
-                name: StreamCut(_integer(part["id"]), {int(key): _integer(value) for key, value in part["segments"].items()})
+                name: StreamCut(_integer(part["id"]), {_integer(int(key)): _integer(value) for key, value in part["segments"].items()})
                 for name, part in fields["streams"].items()
             }
             return cls(str(fields["store"]), streams)

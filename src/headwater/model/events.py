@@ -65,6 +65,9 @@ class Event(tuple[Any, ...]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Event) and self._fields() == other._fields()
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a tuple's own would compare the sources
+
     def __hash__(self) -> int:
         return hash((self.key, self.position))
 

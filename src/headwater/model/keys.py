@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class KeyRange(NamedTuple):
         """Equal neighbours that tile this range."""
         width = self.end - self.start
         bounds = [self.start + width * i // parts for i in range(parts + 1)]
-        return [KeyRange(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+        return [KeyRange(start, end) for start, end in pairwise(bounds)]
 
 
 WHOLE = KeyRange(0, KEY_SPACE)
@@ -41,14 +42,12 @@ def key_bytes(key: bytes | str | int | None) -> bytes | None:
     """A key as it is stored and routed: equal text, equal bytes."""
     if key is None:
         return None
-    if type(key) is str:
-        data = key.encode()
-    elif type(key) is bytes:
-        data = key
-    elif type(key) is int:
-        data = b"%d" % key
-    else:
+    if type(key) not in (bytes, str, int):
         raise InvalidRequestError(f"a routing key is bytes, str, int or None, not {type(key).__name__}: {key!r}")
+    try:
+        data = key if type(key) is bytes else str(key).encode()
+    except ValueError as error:  # half of a surrogate pair, or a number of thousands of digits
+        raise InvalidRequestError(f"this can't be a routing key: {error}") from error
     if len(data) > KEY_BYTES:
         raise InvalidRequestError(f"this routing key has {len(data):,} bytes; a key may have {KEY_BYTES:,}")
     return data

@@ -34,6 +34,11 @@ WAL_BYTES: Final = 4 * MIB
 LOCK_SECONDS: Final = 10.0
 #: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
 RETRY_SECONDS: Final = 20.0
+#: Tables: one key, one value.
+TABLE_KEY_BYTES: Final = 4 * KIB
+TABLE_VALUE_BYTES: Final = 1 * MIB
+#: A reader of a group that was not seen for this long is taken for dead.
+READER_SECONDS: Final = 10.0
 #: A session not renewed for this long may be fenced, and is renewed at a third of it.
 SESSION_SECONDS: Final = 60.0
 #: Rows deleted under one lock when space is freed.

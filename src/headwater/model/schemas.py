@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -158,7 +159,29 @@ def _check_for(kind: pa.DataType) -> Check:
         return lambda value: type(value) is bytes
     if pt.is_boolean(kind):
         return lambda value: type(value) is bool
+    if pt.is_nested(kind):
+        return lambda value: _is_shaped(value, kind) and _converts(value, kind)
     return lambda value: _converts(value, kind)
+
+
+def _is_shaped(value: Any, kind: pa.DataType) -> bool:
+    """Whether lists, dicts and pairs stand where a type wants them.
+
+    Arrow takes structs as pairs and tuples too, but not mixed in one column; and it aborts the process on a map's missing pair.
+    """
+    if value is None or not pt.is_nested(kind):
+        return True
+    if pt.is_struct(kind):
+        return isinstance(value, dict) and all(_is_shaped(value.get(field.name), field.type) for field in kind)
+    if not isinstance(value, list | tuple | np.ndarray) and not (pt.is_map(kind) and isinstance(value, dict)):
+        return False
+    if not pt.is_map(kind):
+        return all(_is_shaped(item, kind.value_type) for item in value)
+    pairs = value.items() if isinstance(value, dict) else value
+    return all(
+        isinstance(pair, tuple | list) and len(pair) == 2 and _is_shaped(pair[0], kind.key_type) and _is_shaped(pair[1], kind.item_type)
+        for pair in pairs
+    )
 
 
 def _is_utf8(value: str) -> bool:
@@ -175,6 +198,14 @@ def _converts(value: Any, kind: pa.DataType) -> bool:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return False
     return True
+
+
+def _size(value: Any) -> int:
+    if type(value) in (str, bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values())) + 8 * len(value)
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 8
 
 
 class RowCheck:
@@ -196,7 +227,7 @@ class RowCheck:
                 if not nullable:
                     raise InvalidRequestError(f"column {name!r} is missing or None, and is not nullable")
             elif check(value):
-                size += len(value) if type(value) in (str, bytes) else 8
+                size += _size(value)
             else:
                 shown = repr(value)
                 kind = self.schema.field(name).type
@@ -255,4 +286,6 @@ def _nested_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     lists = pt.is_list, pt.is_large_list, pt.is_fixed_size_list
     if any(test(given) for test in lists) and any(test(wanted) for test in lists):
         return _fits(given.value_type, wanted.value_type)
-    return bool(pt.is_map(given) and pt.is_map(wanted) and _fits(given.key_type, wanted.key_type) and _fits(given.item_type, wanted.item_type))
+    return bool(
+        pt.is_map(given) and pt.is_map(wanted) and _fits(given.key_type, wanted.key_type) and _fits(given.item_type, wanted.item_type)
+    )

@@ -27,6 +27,14 @@ NAMES = (
     "scale.committed",
     "truncate.committed",
     "truncate.sliced",
+    "txn.begun",
+    "txn.stored",
+    "txn.staged",
+    "txn.applied",
+    "txn.committed",
+    "txn.prepared",
+    "txn.rolled",
+    "txn.aborted",
 )
 
 _armed: dict[str, list[tuple[str, int]]] = {}

@@ -162,7 +162,9 @@ def verify(data: pa.Buffer, crc: int, name: str) -> None:
     if data.slice(0, 4).to_pybytes() != MAGIC:
         raise CorruptDataError(f"there is no block at its place in {name}", object=name)
     stated = int.from_bytes(data.slice(_CRC_OFFSET, 4).to_pybytes(), "little")
-    found = google_crc32c.value(data.slice(0, _CRC_OFFSET).to_pybytes() + bytes(4) + data.slice(_CRC_OFFSET + 4, HEADER.size - _CRC_OFFSET - 4).to_pybytes())
+    found = google_crc32c.value(
+        data.slice(0, _CRC_OFFSET).to_pybytes() + bytes(4) + data.slice(_CRC_OFFSET + 4, HEADER.size - _CRC_OFFSET - 4).to_pybytes()
+    )
     found = google_crc32c.extend(found, data.slice(HEADER.size))
     if not stated == found == crc:
         raise CorruptDataError(
@@ -173,12 +175,12 @@ def verify(data: pa.Buffer, crc: int, name: str) -> None:
 def decode(data: pa.Buffer, schemas: Any, name: str) -> DecodedBlock:
     """The events of a verified block. `schemas` gives the Arrow schema of a version."""
     _, kind, flags, _, count, version, _, *lengths = HEADER.unpack_from(data)
+    if HEADER.size + sum(length + -length % _ALIGNMENT for length in lengths) != data.size or kind not in (OPAQUE_KIND, ARROW_KIND):
+        raise CorruptDataError(f"a block in {name} has a form that this headwater does not know (kind {kind})", object=name)
     places, at = [], HEADER.size
     for length in lengths:
         places.append(data.slice(at, length) if length else None)
         at += length + -length % _ALIGNMENT
-    if at != data.size or kind not in (OPAQUE_KIND, ARROW_KIND):
-        raise CorruptDataError(f"a block in {name} has a form that this headwater does not know (kind {kind})", object=name)
     if kind == ARROW_KIND:
         return DecodedBlock(_decode_arrow(places[0], schemas(version), flags), version)
     empty = pa.py_buffer(b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ class Engine:
         self.store_id = store_id
         self.database = database
         self.storage = storage
+        self.is_closed = False
         self._begin()
 
     def _begin(self) -> None:
@@ -43,11 +45,20 @@ class Engine:
 
     def read(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a catalog function over one consistent look."""
+        self._check_open()
         return self.database.read(lambda tx: look(tx, *args, **kwargs))
 
     def write(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a catalog function and commit what it did."""
+        self._check_open()
         result = self.database.write(lambda tx: change(tx, *args, **kwargs))
+        self.database.announce()
+        return result
+
+    def write_once(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like `write`, for what recognises that it was done: a lost answer is asked for again."""
+        self._check_open()
+        result = self.database.write(lambda tx: change(tx, *args, **kwargs), repeatable=True)
         self.database.announce()
         return result
 
@@ -56,6 +67,7 @@ class Engine:
         return self.database.write(lambda tx: extents.commit_flush(tx, flush), repeatable=True)
 
     def plan(self, log: int, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
+        self._check_open()
         return extents.plan(self.database, log, start, end, limit)
 
     @property
@@ -73,7 +85,13 @@ class Engine:
                 raise CorruptDataError(f"version {version} of the schema of stream {stream} is not in the catalog")
         return found
 
+    def _check_open(self) -> None:
+        # A closed catalog would quietly open its connections again.
+        if self.is_closed:
+            raise InvalidRequestError("this store is closed: open it again")
+
     def close(self) -> None:
+        self.is_closed = True
         self.workers.close()
         self.database.close()
         self.storage.close()
@@ -86,5 +104,5 @@ def schema_bytes(schema: pa.Schema) -> bytes:
 
 def check_time(time: Any, what: str) -> None:
     """Refuse a time without a zone."""
-    if getattr(time, "tzinfo", None) is None:
+    if not isinstance(time, datetime) or time.utcoffset() is None:
         raise InvalidRequestError(f"{what} is a datetime with a zone (say, datetime.now(UTC)), not {time!r}")

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import google_crc32c
@@ -20,11 +21,11 @@ import pyarrow as pa
 
 from headwater.catalog import sessions
 from headwater.catalog.extents import Append, Flush, Part, Refused, Stored
-from headwater.errors import FencedError, HeadwaterError, NotFoundError, SealedError, UnavailableError
+from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
 from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
-from headwater.segments.block import EncodedBlock, encode
+from headwater.segments.block import Chunk, EncodedBlock, encode
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
 from headwater.segments.routing import Router
@@ -41,7 +42,9 @@ class _Session:
     """This process's session, with the journal or objects it owns."""
 
     def __init__(self, engine: Engine) -> None:
-        self.id = engine.write(sessions.begin_session, f"{socket.gethostname()}:{os.getpid()}")
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        # Repeatable: a session whose answer was lost is never used, and is fenced when its lease is over.
+        self.id = engine.database.write(lambda tx: sessions.begin_session(tx, process), repeatable=True)
         self.last_flush = 0
         self.renewed = time.monotonic()
         self._objects = 0
@@ -90,6 +93,8 @@ class _PendingFlush:
 
     def __init__(self, parts: list[_PendingPart]) -> None:
         self.parts = parts
+        #: False: its bytes are yet to be handed to the present session.
+        self.begun = False
         self.task: Task[tuple[int, str, int]] | None = None
         self.catalog_flush: Flush | None = None
 
@@ -137,12 +142,15 @@ class Flusher:
 
     def after_fork(self) -> None:
         """In a child: the parent stores what was given before the fork; the child begins with nothing."""
+        runs = [run for flush in self._inflight for part in flush.parts for run in part.runs]
         for lane in self._lanes.values():
-            for run in [*lane.queue, *([lane.run] if lane.run else [])]:
-                run.end(None, FencedError("these events were given before a fork: they are the parent process's to store"))
+            runs += [*lane.queue, *filter(None, (lane.run, lane.last_run))]
             lane.forget()
             if lane.writer is not None:
                 lane.error = FencedError(f"the writer {lane.writer!r} belongs to the parent process: open it again to take it over")
+        for run in runs:
+            if not run.ended:
+                run.end(None, FencedError("these events were given before a fork: they are the parent process's to store"))
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.error is None}
         self._begin()
 
@@ -156,6 +164,22 @@ class Flusher:
             if found is None or found.error is not None:
                 found = self._lanes[key] = Lane(self, stream, writer, generation, last_number)
             return found
+
+    def append(self, stream: StreamRef, chunk: Chunk, size: int, expected_tail: int | None) -> Run:
+        """Give one chunk on a lane of its own, to land at an expected place. Wait for the run with `wait_for`."""
+        self.wait_for_room()
+        lane = Lane(self, stream, None, 0, 0, expected_tail)
+        with lane.lock:
+            return lane.add_chunk(chunk, size, 0)
+
+    def cancel(self, run: Run) -> bool:
+        """Take back a run that waits; False if it is on its way, or ended."""
+        with run.lane.lock:
+            if run not in run.lane.queue:
+                return False
+            run.lane.queue.remove(run)
+        self._release([run])
+        return True
 
     def forget(self, lane: Lane) -> None:
         """Drop a lane that is empty and will not be used again."""
@@ -226,7 +250,9 @@ class Flusher:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-            self._engine.write(sessions.end_session, session.id)
+            # If it can't be told now, it is fenced when its lease is over: everything it stored is answered.
+            with suppress(UnavailableError):
+                self._engine.database.write(lambda tx: sessions.end_session(tx, session.id), repeatable=True)
 
     # What the thread does.
 
@@ -262,6 +288,10 @@ class Flusher:
             for part in flush.parts:
                 lanes.setdefault(part.lane, []).extend(part.runs)
         self._inflight.clear()
+        # The last commit may have been done. Its number must not be used again: another flush would get its answer, and not be stored.
+        if self._session is not None:
+            self._session.close()
+            self._session = None
         with self._condition:
             lanes.update({lane: lanes.get(lane, []) for lane in self._active})
             self._active.clear()
@@ -355,13 +385,16 @@ class Flusher:
 
     def _begin_storing(self, flush: _PendingFlush) -> None:
         """Write the blocks to storage, unless they are so few that they go into the commit itself."""
+        flush.begun = False
         flush.task = None
         flush.catalog_flush = None
         if sum(part.length for part in flush.parts) <= INLINE_BYTES:
+            flush.begun = True
             return
         session = self._live_session()
         buffers, footer = flush.buffers()
         index = session.reserve()
+        flush.begun = True
         flush.task = self._engine.workers.submit(lambda: session.store(index, buffers, footer), self._wake_after_store)
 
     def _wake_after_store(self) -> None:
@@ -378,10 +411,11 @@ class Flusher:
     def _renew_session(self) -> None:
         session = self._session
         if session is not None and time.monotonic() - session.renewed > SESSION_SECONDS / 3:
-            if not self._engine.database.write(lambda tx: sessions.renew_session(tx, session.id)):
+            live = self._engine.database.write(lambda tx: sessions.renew_session(tx, session.id), repeatable=True)
+            session.renewed = time.monotonic()
+            # A commit whose answer was lost may have been done before the fence: only its own repetition can tell.
+            if not live and not (self._inflight and self._inflight[0].catalog_flush is not None):
                 self._replace_session()
-            else:
-                session.renewed = time.monotonic()
 
     def _replace_session(self) -> None:
         """Go on with a new session after the old one was fenced. Nothing of what is in flight was committed: all is stored anew.
@@ -394,10 +428,14 @@ class Flusher:
         for flush in self._inflight:
             if flush.task is not None:
                 flush.task.wait()
+            flush.begun = False
+        for flush in self._inflight:
             self._begin_storing(flush)
 
     def _finish(self, flush: _PendingFlush) -> None:
         """Commit the oldest flush once it is stored, and end its runs."""
+        if not flush.begun:
+            self._begin_storing(flush)
         if flush.catalog_flush is None:
             if flush.task is not None and not flush.task.done:
                 with self._condition:
@@ -459,7 +497,8 @@ class Flusher:
                     append = Append(segment, block.count, block.length, block.crc, place[0], place[2] + at, None)
                 appends.append(append)
                 at += _padded(block.length)
-            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, lane.generation, pending.runs[-1].last_number))
+            numbers = lane.generation, pending.runs[-1].last_number, lane.expected_tail
+            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, *numbers))
         objects = () if place is None else ((place[0], place[1]),)
         flush.catalog_flush = Flush(session.id, session.last_flush + 1, tuple(parts), objects)
         return True
@@ -474,7 +513,12 @@ class Flusher:
             flush.catalog_flush = None
         lane = part.lane
         if refusal.reason == "fenced":
-            self._fail_lane(lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs)
+            self._fail_lane(
+                lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs
+            )
+        elif refusal.reason == "moved":
+            moved = f"{lane.stream.name} is at {refusal.detail}, not at {lane.expected_tail}: read again, decide again"
+            self._fail_lane(lane, ConditionFailedError(moved, found=refusal.detail), runs)
         elif refusal.reason == "deleted":
             self._fail_lane(lane, NotFoundError(f"stream {lane.stream.name} was deleted"), runs)
         else:

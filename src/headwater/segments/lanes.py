@@ -97,18 +97,7 @@ class Run:
         if self.chunk is not None or self.lane.stream.kind == "bytes":
             return
         self.count = len(self.values)
-        if self.lane.stream.is_opaque:
-            columns = pa.RecordBatch.from_arrays([_binary(self.values)], schema=OPAQUE)
-        else:
-            columns = pa.RecordBatch.from_pylist(self.values, schema=self.lane.stream.schema)
-        keys = None
-        missing = self.keys.count(None)
-        if missing < len(self.keys):
-            keys = pa.array(self.keys, pa.binary()) if missing else _binary(self.keys)
-        times = None
-        if self.times:
-            times = pa.array([self.times.get(index) for index in range(self.count)], TIME)
-        self.chunk = Chunk(columns, keys, times)
+        self.chunk = make_chunk(self.lane.stream, self.values, self.keys, self.times)
         self.values, self.keys, self.times = [], [], {}
 
     def end(self, placement: Placement | None, error: HeadwaterError | None) -> None:
@@ -116,6 +105,20 @@ class Run:
         self.error = error
         self.chunk = None
         self.values = []
+
+
+def make_chunk(stream: StreamRef, values: list[Any], keys: list[bytes | None], times: dict[int, datetime]) -> Chunk:
+    """Events that were checked one by one as a chunk."""
+    if stream.is_opaque:
+        columns = pa.RecordBatch.from_arrays([_binary(values)], schema=OPAQUE)
+    else:
+        columns = pa.RecordBatch.from_pylist(values, schema=stream.schema)
+    key_array = None
+    missing = keys.count(None)
+    if missing < len(keys):
+        key_array = pa.array(keys, pa.binary()) if missing else _binary(keys)
+    time_array = pa.array([times.get(index) for index in range(len(values))], TIME) if times else None
+    return Chunk(columns, key_array, time_array)
 
 
 def _binary(values: list[Any]) -> pa.Array:
@@ -128,11 +131,15 @@ def _binary(values: list[Any]) -> pa.Array:
 class Lane:
     """The events of one named writer, or all anonymous events of one stream, that a process has not stored yet."""
 
-    def __init__(self, flusher: Flusher, stream: StreamRef, writer: str | None, generation: int, last_number: int) -> None:
+    def __init__(
+        self, flusher: Flusher, stream: StreamRef, writer: str | None, generation: int, last_number: int, expected_tail: int | None = None
+    ) -> None:
         self.flusher = flusher
         self.stream = stream
         self.writer = writer
         self.generation = generation
+        #: A conditional append: where its one run must land.
+        self.expected_tail = expected_tail
         #: Named writers: the last number stored, and the last one given.
         self.stored_number = last_number
         self.given_number = last_number
@@ -150,16 +157,19 @@ class Lane:
         """Open a run, which the caller fills while it holds the lane's lock."""
         if self.error is not None:
             raise self.error
-        run = self.run = self.last_run = Run(self)
+        # In this order: a Ctrl-C may come while this waits for the flusher, and a run that was never announced would wait for ever. The
+        # flusher can't look too early, since the caller holds the lane's lock.
         self.flusher.activate(self)
+        run = self.run = self.last_run = Run(self)
         return run
 
     def close_run(self) -> None:
         """Close the open run, if there is one. The caller holds the lane's lock."""
-        if self.run is not None:
-            self.queue.append(self.run)
-            self.flusher.account(self.run.size)
-            self.run = None
+        run, self.run = self.run, None
+        if run is not None:
+            # Queued before it is counted, and never twice: a Ctrl-C may come while `account` waits.
+            self.queue.append(run)
+            self.flusher.account(run.size)
 
     def add_chunk(self, chunk: Chunk, size: int, number: int) -> Run:
         """Add a whole batch as a run of its own. The caller holds the lane's lock."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -49,6 +50,10 @@ class Batch:
     def end(self) -> int:
         return self.first + self.count
 
+    @property
+    def schema(self) -> pa.Schema:
+        return self._stream.schema
+
     def time_at(self, index: int) -> datetime:
         times = self._block.chunk.times
         if times is not None and times[self._from + index].is_valid:
@@ -81,16 +86,20 @@ class Batch:
         if name == "_key":
             return self._cut(chunk.keys) if chunk.keys is not None else pa.nulls(self.count, pa.binary())
         if name == "_number":
-            return pa.array(np.arange(self.first, self.end, dtype=np.int64))
+            return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
         if name == "_segment":
-            return pa.array(np.full(self.count, self.segment, dtype=np.int64))
+            return _numbers(np.full(self.count, self.segment, dtype=np.int64), pa.int64())
         if name == "_stream":
             return pa.repeat(self._stream.name, self.count)
-        appended = pa.scalar(self.appended_at, pa.int64()).cast(TIME)
         if name == "_time" and chunk.times is not None:
             times = self._cut(chunk.times)
-            return times.fill_null(appended) if times.null_count else times
-        return pa.array(np.full(self.count, self.appended_at, dtype=np.int64)).view(TIME)
+            return times.fill_null(pa.scalar(self.appended_at, pa.int64()).cast(TIME)) if times.null_count else times
+        return _numbers(np.full(self.count, self.appended_at, dtype=np.int64), TIME)
+
+
+def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
+    # Over the buffer, since `pa.array` looks at each value for nulls, and a cast copies.
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]:
@@ -166,6 +175,9 @@ class SegmentCursor:
         block = decode(data, self._schema, name)
         if block.chunk.count != extent.count:
             raise CorruptDataError(f"a block in {name} has {block.chunk.count} events, the catalog says {extent.count}", object=name)
+        if block.schema_version > self._stream.schema_version:
+            # The schema was changed while a follower reads: its events have the newer columns from here on.
+            self._stream = self._stream._replace(schema=self._schema(block.schema_version), schema_version=block.schema_version)
         return Batch(self._stream, self.segment, extent, block, start, self.number)
 
     def _schema(self, version: int) -> pa.Schema:
@@ -235,10 +247,13 @@ class SegmentCursor:
         if row is None:
             self._raise_gone()
         elif self.number < row.head:
-            raise TruncatedError(f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; its head is {row.head}")
+            raise TruncatedError(
+                f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; its head is {row.head}"
+            )
         elif extent is not None or (self.end is not None and row.tail >= self.end):
             raise CorruptDataError(
-                f"the catalog has no extent for event {self.number} of segment {self.segment} of {self._stream.name}", object=self._stream.name
+                f"the catalog has no extent for event {self.number} of segment {self.segment} of {self._stream.name}",
+                object=self._stream.name,
             )
         else:
             raise InvalidRequestError(f"segment {self.segment} of {self._stream.name} ends at {row.tail}, before {self.end}")
@@ -274,12 +289,11 @@ def _verified(extent: Extent, data: pa.Buffer, kind: str) -> pa.Buffer:
     name = _name(extent)
     if data.size != extent.length:
         raise CorruptDataError(f"a block in {name} has {data.size} bytes instead of {extent.length}", object=name)
-    if kind == "events":
+    if kind != "bytes":
         verify(data, extent.crc, name)
     elif google_crc32c.value(data) != extent.crc:
         raise CorruptDataError(f"a block in {name} is damaged: its checksum does not match the catalog's {extent.crc:08x}", object=name)
     return data
-
 
 
 def _name(extent: Extent) -> str:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 #: Buffers that one pwritev takes; the kernel refuses more.
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
-_KEY = re.compile(r"(?!tmp/.*/)[A-Za-z0-9_][A-Za-z0-9_.~=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.~=+-]*)+")
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.~=+-]*)+")
 #: How often a directory may vanish between making it and using it.
 _ATTEMPTS = 8
 
@@ -148,12 +148,13 @@ class Folder:
 
     def _make_directory(self, path: str) -> None:
         parent = os.path.dirname(path)
-        if path != self.root and len(path) > len(self.root) or not os.path.isdir(parent):
+        below_root = len(path) > len(self.root)
+        if below_root or not os.path.isdir(parent):
             self._make_directory(parent)
         try:
             os.mkdir(path)
         except FileExistsError:
             # Below the root its maker may have been killed before this sync. The root and what is above are the user's.
-            if len(path) <= len(self.root):
+            if not below_root:
                 return
         sync_directory(parent)

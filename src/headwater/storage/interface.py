@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -21,7 +22,8 @@ class ObjectInfo(NamedTuple):
     modified_us: int
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where a journal put one append: `offset` bytes into the file `key`, its `index`th."""
 
     key: str

@@ -75,7 +75,8 @@ class FileJournal:
                 if file is not None:
                     self._file = None
                     self._trim(file)
-                file = self._file = self._create(length)
+                with explaining("begin a journal file in", self._folder.root):
+                    file = self._file = self._create(length)
             offset = file.used
             file.used = _align(offset + length)
             return file, offset

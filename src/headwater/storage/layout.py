@@ -12,7 +12,8 @@ Session and index are hexadecimal with leading zeros, so that keys sort like num
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from headwater.errors import InvalidRequestError
 
@@ -32,7 +33,8 @@ _KEY = re.compile(r"(journal|l0)/([0-9a-f]{12})/([0-9a-f]{6})\.(hwj|hwb)")
 _SUFFIXES = {"journal": "hwj", "l0": "hwb"}
 
 
-class SessionKey(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SessionKey:
     """A key of a session's own object, taken apart."""
 
     kind: Literal["journal", "l0"]
@@ -48,6 +50,10 @@ def journal_key(session: int, index: int) -> str:
 def object_key(session: int, index: int) -> str:
     _check(session, index)
     return f"{OBJECT_PREFIX}{session:012x}/{index:06x}.hwb"
+
+
+def transaction_key(transaction: str, name: str) -> str:
+    return f"{TRANSACTION_PREFIX}{transaction}/{name}.hwb"
 
 
 def parse_key(key: str) -> SessionKey | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import NamedTuple
 
 from headwater.catalog import extents, segments
@@ -11,7 +12,7 @@ from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
-from headwater.model.keys import KEY_SPACE
+from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import clock
 from headwater.segments.engine import Engine, check_time
 from headwater.segments.lanes import StreamRef
@@ -61,12 +62,50 @@ def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
     return engine.read(look)
 
 
+def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
+    """A place as event numbers by segment. TruncatedError if it lies before the head."""
+
+    def look(tx: Tx) -> dict[int, int]:
+        rows = _rows_in(tx, stream)
+        found = _resolve(tx, engine.store_id, stream, rows, place, "head")
+        _between(engine.store_id, stream, rows, found, None)
+        return found
+
+    return engine.read(look)
+
+
+def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
+    """What lies between two places that are resolved already, of what is still there."""
+    by_number = {row.number: row for row in rows}
+    lower_spans = [by_number[segment].span for segment in lower if segment in by_number]
+    upper_spans = [by_number[segment].span for segment in upper or {} if segment in by_number]
+    found = []
+    for row in rows:
+        start = lower.get(row.number, row.head)
+        if row.number not in lower and is_before(row.span, lower_spans):
+            continue
+        end = row.tail
+        if upper is not None:
+            if row.number in upper:
+                end = upper[row.number]
+            elif not is_before(row.span, upper_spans):
+                continue
+        if start < end:
+            found.append(Range(row, max(start, row.head), end))
+    return found
+
+
+def single(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
+    """A cut of one stream at these numbers."""
+    return _cut(engine, stream, numbers)
+
+
 def check_truncation(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> tuple[dict[int, int], list[int]]:
     """(new heads by segment, segments to drop) for a truncation at a cut."""
     numbers = _numbers(store_id, stream, rows, cut)
     by_number = {row.number: row for row in rows}
-    if any(segment not in by_number for segment in numbers):
-        return {}, []
+    # Segments of the cut that are gone lie before the head already.
+    numbers = {segment: number for segment, number in numbers.items() if segment in by_number}
     spans = [by_number[segment].span for segment in numbers]
     dropped = [row.number for row in rows if row.number not in numbers and is_before(row.span, spans)]
     return {segment: number for segment, number in numbers.items() if number > by_number[segment].head}, dropped
@@ -98,11 +137,7 @@ def _tail(rows: list[SegmentRow]) -> dict[int, int]:
 def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int]:
     rows = _rows_in(tx, stream)
     newest = {span.number for span in last_spans(row.span for row in rows)}
-    active = [
-        row
-        for row in rows
-        if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)
-    ]
+    active = [row for row in rows if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)]
     # Where that time's segments are gone, or there were none yet, the head is the place.
     spans = [row.span for row in active]
     rest = {span.number: span.head for span in first_spans(row.span for row in rows) if not any(span.keys.overlaps(s.keys) for s in spans)}
@@ -137,16 +172,20 @@ def _numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut)
         raise InvalidRequestError(f"this cut is of a deleted stream that was called {stream.name} too")
     by_number = {row.number: row for row in rows}
     newest = max(by_number)
-    covered = 0
+    covered: list[KeyRange] = []
     for segment, number in part.segments.items():
         row = by_number.get(segment)
         if row is None and segment > newest:
             raise InvalidRequestError(f"stream {stream.name} has no segment {segment}")
         if row is not None:
-            covered += row.keys.end - row.keys.start
+            covered.append(row.keys)
             if number > row.tail:
-                raise InvalidRequestError(f"this cut lies behind the tail: segment {segment} of {stream.name} ends at {row.tail}, not {number}")
-    if all(segment in by_number for segment in part.segments) and covered != KEY_SPACE:
+                raise InvalidRequestError(
+                    f"this cut lies behind the tail: segment {segment} of {stream.name} ends at {row.tail}, not {number}"
+                )
+    covered.sort()
+    once = all(left.end <= right.start for left, right in pairwise(covered))
+    if not once or (len(covered) == len(part.segments) and sum(keys.end - keys.start for keys in covered) != KEY_SPACE):
         raise InvalidRequestError(f"this cut does not cover the keys of {stream.name} once each: segments {list(part.segments)}")
     return dict(part.segments)
 
@@ -164,7 +203,9 @@ def _between(store_id: str, stream: StreamRef, rows: list[SegmentRow], lower: di
     gone += [segment for segment, number in lower.items() if segment in by_number and number < by_number[segment].head]
     if gone:
         first = Cut(store_id, {stream.name: StreamCut(stream.id, _head(rows))})
-        raise TruncatedError(f"some of what was asked for of {stream.name} (in segment {gone[0]}) was truncated; read on from its head", first)
+        raise TruncatedError(
+            f"some of what was asked for of {stream.name} (in segment {gone[0]}) was truncated; read on from its head", first
+        )
     lower_spans: list[Span] = [by_number[segment].span for segment in lower]
     upper_spans: list[Span] = [by_number[segment].span for segment in upper or {}]
     found = []

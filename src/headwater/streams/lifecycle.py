@@ -17,6 +17,8 @@ from headwater.segments.engine import Engine, schema_bytes
 from headwater.segments.lanes import StreamRef
 
 KINDS = ("events", "bytes")
+#: Streams that others are made of: a table's changes, a revisioned stream.
+INNER_KINDS = ("table", "revisioned")
 
 
 def create_stream(
@@ -32,7 +34,7 @@ def create_stream(
 ) -> StreamRef:
     """The new stream; with `exist_ok`, an existing one of the same kind and schema."""
     parsed = parse_stream_name(name)
-    if kind not in KINDS:
+    if kind not in KINDS and kind not in INNER_KINDS:
         raise InvalidRequestError(f"a stream is of kind 'events' or 'bytes', not {kind!r}")
     check_policies(scaling, retention)
     if kind == "bytes" and (schema is not None or scaling.min_segments != 1):
@@ -54,7 +56,7 @@ def create_stream(
     differences = []
     if found.kind != kind:
         differences.append(f"it is a stream of {found.kind}, not of {kind}")
-    elif schema is not None and not found.schema.equals(arrow):
+    elif not found.schema.equals(arrow):
         differences.append(difference(found.schema, arrow))
     if differences or not exist_ok:
         reason = f" and differs: {'; '.join(differences)}" if differences else ""

@@ -29,8 +29,8 @@ def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range]) -> Iterator
         for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
             waiting.remove(item)
             reading[SegmentCursor(engine, stream, item.segment.number, item.segment.log, item.start, item.end)] = item.segment
-        cursor = _earliest(reading)
         try:
+            cursor = _earliest(reading)
             batch = cursor.next_batch()
         except TruncatedError as error:
             raise _with_head(engine, stream, error) from None
@@ -92,23 +92,32 @@ def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Itera
         progressed = False
         for cursor in list(reading):
             row = rows.get(cursor.segment)
-            if row is None:
-                # Sealed, and truncated behind us once it was read: nothing of it is left to come.
+            if row is None or cursor.number < row.head:
+                # If the segment is gone, nobody knows whether we had read all of it: going on quietly might skip events.
+                raise _with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
+            if not row.is_open and cursor.number >= row.tail:
                 progressed = True
                 del reading[cursor]
-            elif not row.is_open and cursor.number >= row.tail:
-                progressed = True
-                del reading[cursor]
-        for number, row in rows.items():
-            if number > newest:
-                progressed = True
-                waiting.append(Range(row, row.head, row.tail))
+        for number in range(newest + 1, max(rows) + 1):
+            row = rows.get(number)
+            if row is None or row.head:
+                raise _with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
+            progressed = True
+            waiting.append(Range(row, row.head, row.tail))
         newest = max(newest, *rows)
         if not reading and not waiting and sealed:
             return
         if not progressed:
             engine.changes.wait(seen, _LONGEST_WAIT_SECONDS)
             yield None
+
+
+def get_single_segment(engine: Engine, stream: StreamRef) -> SegmentRow:
+    """The one segment of a stream that can't scale."""
+    rows = engine.read(segments.list_segments, stream.id)
+    if not rows:
+        raise NotFoundError(f"stream {stream.name} was deleted")
+    return rows[0]
 
 
 def _tails(tx: Tx, stream: StreamRef) -> list[tuple[int, int]]:

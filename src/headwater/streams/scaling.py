@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+from typing import Any
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import KeyRange
+from headwater.model.limits import OPEN_SEGMENTS
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -16,8 +19,10 @@ from headwater.segments.lanes import StreamRef
 
 def split(engine: Engine, stream: StreamRef, number: int, parts: int) -> list[SegmentRow]:
     """Replace one open segment by `parts` equal ones; returns them."""
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 2:
-        raise InvalidRequestError(f"a segment is split into 2 or more parts, not {parts!r}")
+    if isinstance(parts, bool) or not isinstance(parts, int) or not 2 <= parts <= OPEN_SEGMENTS:
+        raise InvalidRequestError(f"a segment is split into 2 to {OPEN_SEGMENTS:,} parts, not {parts!r}")
+    if not _is_number(number):
+        raise InvalidRequestError(f"a segment is named by its number, not {number!r}")
 
     def ranges(rows: list[SegmentRow]) -> list[KeyRange]:
         if rows[0].keys.end - rows[0].keys.start < parts:
@@ -27,22 +32,30 @@ def split(engine: Engine, stream: StreamRef, number: int, parts: int) -> list[Se
     return _replace(engine, stream, [number], ranges)
 
 
-def merge(engine: Engine, stream: StreamRef, numbers: Sequence[int]) -> list[SegmentRow]:
+def merge(engine: Engine, stream: StreamRef, numbers: Collection[int]) -> list[SegmentRow]:
     """Replace open neighbours by one segment; returns it in a list."""
-    if len(set(numbers)) < 2:
-        raise InvalidRequestError(f"a merge takes two or more segments, not {list(numbers)!r}")
+    if not isinstance(numbers, Collection) or not all(map(_is_number, numbers)) or len(set(numbers)) < 2:
+        raise InvalidRequestError(f"a merge takes the numbers of two or more segments, not {numbers!r}")
 
     def ranges(rows: list[SegmentRow]) -> list[KeyRange]:
         ordered = sorted(row.keys for row in rows)
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in pairwise(ordered):
             if left.end != right.start:
-                raise InvalidRequestError(f"segments {sorted(set(numbers))} of {stream.name} are not neighbours: only neighbours can be merged")
+                raise InvalidRequestError(
+                    f"segments {sorted(set(numbers))} of {stream.name} are not neighbours: only neighbours can be merged"
+                )
         return [KeyRange(ordered[0].start, ordered[-1].end)]
 
     return _replace(engine, stream, sorted(set(numbers)), ranges)
 
 
-def _replace(engine: Engine, stream: StreamRef, numbers: Sequence[int], ranges: Callable[[list[SegmentRow]], list[KeyRange]]) -> list[SegmentRow]:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _replace(
+    engine: Engine, stream: StreamRef, numbers: Sequence[int], ranges: Callable[[list[SegmentRow]], list[KeyRange]]
+) -> list[SegmentRow]:
     if stream.kind == "bytes":
         raise InvalidRequestError(f"{stream.name} is a byte stream: it has one segment, which can't be scaled")
 

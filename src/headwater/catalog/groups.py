@@ -1,0 +1,382 @@
+"""Reader groups: which segments a group is at, its committed position in each, and who reads it.
+
+The rows of `group_segment` are the group's frontier: together they tile the key space of each stream, so they are a cut at any time. A
+successor joins it only when the committed position of every predecessor is its end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headwater.catalog import segments
+from headwater.catalog.database import Tx
+from headwater.catalog.schema import next_id
+from headwater.catalog.segments import SegmentRow
+from headwater.catalog.tables import EntryChange
+from headwater.errors import ConflictError, FencedError, NotFoundError
+from headwater.model.keys import KeyRange
+
+Ends = dict[int, dict[int, int]]
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A group as the catalog has it. `ends` has, for a bounded group, the numbers it stops at by stream and segment."""
+
+    id: int
+    name: str
+    generation: int
+    checkpoint: int
+    ends: Ends | None
+    streams: dict[int, str]
+
+
+class Assigned(NamedTuple):
+    """A segment of the frontier."""
+
+    stream: int
+    segment: int
+    position: int
+    done: bool
+    reader: str | None
+    since: int
+
+
+class Turn(NamedTuple):
+    """What a reader is told when it reports: its segments, and whether the group was reset, wants a checkpoint, or is at its end."""
+
+    generation: int
+    checkpoint: int
+    mine: list[Assigned]
+    surplus: int
+    finished: bool
+
+
+def create_group(tx: Tx, name: str, streams: dict[int, str], positions: dict[int, dict[int, int]], ends: Ends | None) -> GroupRow | None:
+    """The new group at these positions; None if the name is taken."""
+    made = tx.run(
+        "INSERT INTO reader_group (id, name, generation, checkpoint, end_cut, created_at) VALUES (?, ?, 1, 0, ?, now_us()) "
+        "ON CONFLICT (name) DO NOTHING RETURNING id",
+        (next_id(tx, "group"), name, json.dumps(ends) if ends is not None else None),
+    )
+    if not made:
+        return None
+    group = made[0][0]
+    tx.defer("INSERT INTO group_stream (grp, stream, name) VALUES (?, ?, ?)", [(group, *item) for item in streams.items()])
+    _place(tx, group, positions)
+    return find_group(tx, name)
+
+
+def _place(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
+    tx.defer(
+        "INSERT INTO group_segment (grp, stream, segment, position, done, since) VALUES (?, ?, ?, ?, 0, now_us())",
+        [(group, stream, segment, number) for stream, numbers in positions.items() for segment, number in numbers.items()],
+    )
+
+
+def find_group(tx: Tx, name: str) -> GroupRow | None:
+    rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE name = ?", (name,))
+    return _group(tx, rows[0]) if rows else None
+
+
+def _group(tx: Tx, row: tuple[int, str, int, int, str | None]) -> GroupRow:
+    streams = {found[0]: found[1] for found in tx.run("SELECT stream, name FROM group_stream WHERE grp = ? ORDER BY name", (row[0],))}
+    ends = None
+    if row[4] is not None:
+        ends = {int(stream): {int(segment): end for segment, end in found.items()} for stream, found in json.loads(row[4]).items()}
+    return GroupRow(row[0], row[1], row[2], row[3], ends, streams)
+
+
+def _lock(tx: Tx, group: int) -> GroupRow:
+    rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE id = ? FOR UPDATE", (group,))
+    if not rows:
+        raise NotFoundError("this reader group was deleted")
+    return _group(tx, rows[0])
+
+
+def list_groups(tx: Tx) -> list[str]:
+    return [row[0] for row in tx.run("SELECT name FROM reader_group ORDER BY name")]
+
+
+def delete_group(tx: Tx, group: int) -> None:
+    _lock(tx, group)
+    for table in ("group_segment", "group_reader", "group_stream"):
+        tx.run(f"DELETE FROM {table} WHERE grp = ?", (group,))
+    tx.run("DELETE FROM reader_group WHERE id = ?", (group,))
+
+
+def reset_group(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
+    """Put the group at other positions. Readers go on from there; what they had not committed is theirs no more."""
+    _lock(tx, group)
+    tx.run("UPDATE reader_group SET generation = generation + 1 WHERE id = ?", (group,))
+    tx.run("DELETE FROM group_segment WHERE grp = ?", (group,))
+    _place(tx, group, positions)
+
+
+def list_frontier(tx: Tx, group: int) -> list[Assigned]:
+    rows = tx.run(
+        "SELECT stream, segment, position, done, reader, since FROM group_segment WHERE grp = ? ORDER BY stream, segment", (group,)
+    )
+    return [Assigned(row[0], row[1], row[2], bool(row[3]), row[4], row[5]) for row in rows]
+
+
+def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
+    """(reader, last seen)."""
+    return [(row[0], row[1]) for row in tx.run("SELECT id, seen_at FROM group_reader WHERE grp = ? ORDER BY id", (group,))]
+
+
+def join_group(tx: Tx, group: int, reader: str) -> int:
+    """This reader's generation. An older holder of the name is fenced, and its segments are free."""
+    row = _lock(tx, group)
+    rows = tx.run(
+        "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, 1, now_us(), ?) "
+        "ON CONFLICT (grp, id) DO UPDATE SET generation = group_reader.generation + 1, seen_at = excluded.seen_at RETURNING generation",
+        (group, reader, row.checkpoint),
+    )
+    _free(tx, group, reader)
+    return int(rows[0][0])
+
+
+def leave_group(tx: Tx, group: int, reader: str, generation: int | None) -> None:
+    """Free the reader's segments at their committed positions. With a generation, only if the reader still has it."""
+    _lock(tx, group)
+    if generation is not None and not _holds(tx, group, reader, generation):
+        return
+    _free(tx, group, reader)
+    # The row stays, so that the generation of a name is never used twice; a reader that is not there is seen at 0.
+    tx.run("UPDATE group_reader SET seen_at = 0, generation = generation + 1, positions = NULL WHERE grp = ? AND id = ?", (group, reader))
+
+
+def _free(tx: Tx, group: int, reader: str) -> None:
+    tx.run("UPDATE group_segment SET reader = NULL, since = now_us() WHERE grp = ? AND reader = ?", (group, reader))
+
+
+def _holds(tx: Tx, group: int, reader: str, generation: int) -> bool:
+    rows = tx.run("SELECT generation, seen_at FROM group_reader WHERE grp = ? AND id = ?", (group, reader))
+    return bool(rows and rows[0][0] == generation and rows[0][1])
+
+
+def report(tx: Tx, group: int, reader: str, generation: int, dead_after_us: int) -> Turn:
+    """Say that a reader lives, let dead ones go, move the frontier on, and give the reader its share. FencedError if it lost its name."""
+    row = _lock(tx, group)
+    if not _holds(tx, group, reader, generation):
+        raise FencedError(f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: this one is fenced")
+    tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
+    dead = tx.run("SELECT id FROM group_reader WHERE grp = ? AND seen_at > 0 AND seen_at < now_us() - ?", (group, dead_after_us))
+    for (other,) in dead:
+        _free(tx, group, other)
+        tx.run(
+            "UPDATE group_reader SET seen_at = 0, generation = generation + 1, positions = NULL WHERE grp = ? AND id = ?", (group, other)
+        )
+    _advance(tx, row)
+    frontier = list_frontier(tx, group)
+    readers = [item[0] for item in list_readers(tx, group) if item[1]]
+    live = [item for item in frontier if not item.done]
+    share = len(live) // len(readers) + (1 if readers.index(reader) < len(live) % len(readers) else 0)
+    mine = [item for item in live if item.reader == reader]
+    free = [item for item in live if item.reader is None]
+    taken = free[: max(0, share - len(mine))]
+    tx.defer(
+        "UPDATE group_segment SET reader = ?, since = now_us() WHERE grp = ? AND stream = ? AND segment = ?",
+        [(reader, group, item.stream, item.segment) for item in taken],
+    )
+    finished = row.ends is not None and not live and _at_end(row, frontier)
+    return Turn(row.generation, row.checkpoint, mine + taken, max(0, len(mine) - share), finished)
+
+
+def _at_end(row: GroupRow, frontier: Sequence[Assigned]) -> bool:
+    ends = row.ends or {}
+    return all(item.segment in ends[item.stream] for item in frontier)
+
+
+def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
+    """Say that a reader lives. FencedError if it lost its name."""
+    sql = "UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ? AND seen_at > 0 RETURNING id"
+    if not tx.run(sql, (group, reader, generation)):
+        raise FencedError(f"the reader {reader!r} was taken over, removed or timed out: this one is fenced")
+
+
+def find_log(tx: Tx, stream: int, segment: int) -> int | None:
+    row = segments.find_segment(tx, stream, segment)
+    return row.log if row is not None else None
+
+
+def find_sealed_tail(tx: Tx, stream: int, segment: int) -> int | None:
+    """A sealed segment's tail; None if it is open or gone."""
+    row = segments.find_segment(tx, stream, segment)
+    return row.tail if row is not None and not row.is_open else None
+
+
+def commit_positions(
+    tx: Tx, group: int, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int], surplus: int
+) -> list[tuple[int, int]]:
+    """Make a reader's positions durable, and give up to `surplus` of its segments away; returns those it gave up."""
+    row = _lock(tx, group)
+    _check_holder(tx, row, reader, generation, group_generation, positions)
+    _store(tx, group, positions)
+    tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
+    _advance(tx, row)
+    given = [key for key in sorted(positions) if key in {(i.stream, i.segment) for i in list_frontier(tx, group) if not i.done}]
+    given = given[len(given) - surplus :] if surplus else []
+    tx.defer(
+        "UPDATE group_segment SET reader = NULL, since = now_us() WHERE grp = ? AND stream = ? AND segment = ?",
+        [(group, *key) for key in given],
+    )
+    return given
+
+
+def _check_holder(
+    tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int]
+) -> None:
+    if not _holds(tx, row.id, reader, generation):
+        raise FencedError(
+            f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: its positions were not stored"
+        )
+    if row.generation != group_generation:
+        raise ConflictError(f"the group {row.name!r} was reset meanwhile: the positions were not stored; read on from where it is now")
+    held = {(item.stream, item.segment): item for item in list_frontier(tx, row.id) if item.reader == reader}
+    for key, number in positions.items():
+        if key not in held or number < held[key].position:
+            raise FencedError(
+                f"the reader {reader!r} of group {row.name!r} no longer holds segment {key[1]}: its positions were not stored"
+            )
+
+
+def _store(tx: Tx, group: int, positions: dict[tuple[int, int], int]) -> None:
+    tx.defer(
+        "UPDATE group_segment SET position = ? WHERE grp = ? AND stream = ? AND segment = ?",
+        [(number, group, *key) for key, number in positions.items()],
+    )
+
+
+def check_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
+    """For a transaction: FencedError or ConflictError unless each reader still holds what it read."""
+    for change in changes:
+        group_generation, positions = _load(change.data)
+        row = _lock(tx, change.target)
+        assert change.expected is not None
+        _check_holder(tx, row, change.name, change.expected, group_generation, positions)
+
+
+def apply_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
+    for change in changes:
+        _, positions = _load(change.data)
+        _store(tx, change.target, positions)
+        _advance(tx, _lock(tx, change.target))
+
+
+def dump_positions(group_generation: int, positions: dict[tuple[int, int], int]) -> bytes:
+    return json.dumps([group_generation, [[*key, number] for key, number in sorted(positions.items())]]).encode()
+
+
+def _load(data: bytes | None) -> tuple[int, dict[tuple[int, int], int]]:
+    assert data is not None
+    group_generation, rows = json.loads(bytes(data))
+    return group_generation, {(stream, segment): number for stream, segment, number in rows}
+
+
+def _advance(tx: Tx, row: GroupRow) -> None:
+    """Mark what is read to its end, and let successors join whose every predecessor is."""
+    by_stream: dict[int, list[Assigned]] = {}
+    for item in list_frontier(tx, row.id):
+        by_stream.setdefault(item.stream, []).append(item)
+    for stream, items in by_stream.items():
+        rows = {found.number: found for found in segments.list_segments(tx, stream)}
+        ends = row.ends.get(stream, {}) if row.ends is not None else None
+        frontier = {item.segment: (item.position, item.done) for item in items}
+        before = dict(frontier)
+        while _advance_once(rows, frontier, ends):
+            pass
+        tx.defer(
+            "DELETE FROM group_segment WHERE grp = ? AND stream = ? AND segment = ?",
+            [(row.id, stream, number) for number in before.keys() - frontier],
+        )
+        tx.defer(
+            "UPDATE group_segment SET done = 1, reader = NULL WHERE grp = ? AND stream = ? AND segment = ?",
+            [(row.id, stream, number) for number, (_, done) in frontier.items() if number in before and done and not before[number][1]],
+        )
+        tx.defer(
+            "INSERT INTO group_segment (grp, stream, segment, position, done, since) VALUES (?, ?, ?, ?, ?, now_us())",
+            [(row.id, stream, number, *map(int, frontier[number])) for number in sorted(frontier.keys() - before)],
+        )
+
+
+def _advance_once(rows: dict[int, SegmentRow], frontier: dict[int, tuple[int, bool]], ends: dict[int, int] | None) -> bool:
+    changed = False
+    for number, (position, done) in list(frontier.items()):
+        row = rows.get(number)
+        end = ends.get(number) if ends is not None else None
+        if not done and row is not None and (position >= end if end is not None else not row.is_open and position >= row.tail):
+            frontier[number] = (position, True)
+            changed = True
+    blocked: list[SegmentRow] = []
+    for number, row in sorted(rows.items()):
+        if number in frontier or (ends is not None and _is_behind(row, ends, rows)):
+            continue
+        near = [other for other in frontier if other in rows and rows[other].keys.overlaps(row.keys)]
+        if any(other > number for other in near):
+            continue  # It lies before the frontier: read already.
+        if not all(frontier[other][1] for other in near) or any(other.keys.overlaps(row.keys) for other in blocked):
+            blocked.append(row)
+            continue
+        frontier[number] = (0, False)
+        changed = True
+    for number in [number for number, (_, done) in frontier.items() if done and number in rows]:
+        newer = [
+            rows[other].keys for other in frontier if other > number and other in rows and rows[other].keys.overlaps(rows[number].keys)
+        ]
+        if _covers(newer, rows[number].keys):
+            del frontier[number]
+            changed = True
+    return changed
+
+
+def _is_behind(row: SegmentRow, ends: dict[int, int], rows: dict[int, SegmentRow]) -> bool:
+    """Whether a segment lies behind the end of a bounded group."""
+    return row.number not in ends and any(end < row.number and end in rows and rows[end].keys.overlaps(row.keys) for end in ends)
+
+
+def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
+    at = whole.start
+    for start, end in sorted(ranges):
+        if start <= at:
+            at = max(at, end)
+    return at >= whole.end
+
+
+def request_checkpoint(tx: Tx, group: int) -> int:
+    """Ask every reader to say where it is; returns the request's number."""
+    _lock(tx, group)
+    return int(tx.run("UPDATE reader_group SET checkpoint = checkpoint + 1 WHERE id = ? RETURNING checkpoint", (group,))[0][0])
+
+
+def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoint: int, positions: dict[tuple[int, int], int]) -> None:
+    """A reader's answer: what it had handed out, when it was next asked for an event."""
+    tx.run(
+        "UPDATE group_reader SET checkpoint = ?, positions = ?, seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ?",
+        (checkpoint, dump_positions(0, positions).decode(), group, reader, generation),
+    )
+
+
+def read_checkpoint(tx: Tx, group: int, checkpoint: int, dead_after_us: int) -> tuple[list[str], dict[int, dict[int, int]]]:
+    """(readers that have not answered, positions by stream and segment): a cut, once nobody is missing."""
+    frontier = list_frontier(tx, group)
+    found: dict[int, dict[int, int]] = {}
+    for item in frontier:
+        found.setdefault(item.stream, {})[item.segment] = item.position
+    missing = []
+    rows = tx.run(
+        "SELECT id, checkpoint, positions, seen_at < now_us() - ? FROM group_reader WHERE grp = ? AND seen_at > 0", (dead_after_us, group)
+    )
+    for reader, answered, positions, dead in rows:
+        if answered < checkpoint:
+            if not dead and any(item.reader == reader for item in frontier):
+                missing.append(reader)
+            continue
+        for (stream, segment), number in _load(positions.encode())[1].items() if positions else ():
+            if segment in found.get(stream, {}) and number > found[stream][segment]:
+                found[stream][segment] = number
+    return sorted(missing), found

@@ -1,0 +1,24 @@
+"""Looking at a whole store from outside its streams: what it holds, and whether all of it is as it was written.
+
+Nothing here changes anything, and nothing holds a transaction for longer than one slice of rows.
+"""
+
+from __future__ import annotations
+
+from headwater.check.inventory import SegmentContents, StoreContents, StreamContents, list_contents, store_contents, stream_contents
+from headwater.check.report import CheckReport, Problem, Progress, Unused
+from headwater.check.verification import check_store
+
+__all__ = [
+    "CheckReport",
+    "Problem",
+    "Progress",
+    "SegmentContents",
+    "StoreContents",
+    "StreamContents",
+    "Unused",
+    "check_store",
+    "list_contents",
+    "store_contents",
+    "stream_contents",
+]

@@ -1,0 +1,224 @@
+"""One segment's blocks: numbers without a gap from head to tail, each block's bytes as they were written, its events as many as said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+
+from headwater.catalog import segments
+from headwater.catalog.extents import Extent
+from headwater.catalog.segments import SegmentRow
+from headwater.check.report import CheckReport, Problem
+from headwater.errors import CorruptDataError, UnavailableError
+from headwater.model.limits import MIB
+from headwater.segments.block import decode, verify
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.storage import layout
+
+_INLINE = "the catalog (inline block)"
+_SLICE_EXTENTS = 128
+_FETCH_BYTES = 8 * MIB
+_SHOWN_RANGES = 4
+
+
+class _Lost(NamedTuple):
+    """Blocks that can't be read for one reason, by the numbers they hold."""
+
+    kind: str
+    object: str
+    message: str
+    ranges: list[tuple[int, int]]
+
+
+class SegmentCheck:
+    """Checks one segment, slice by slice; each step of `run` is a slice done."""
+
+    def __init__(self, engine: Engine, stream: StreamRef, row: SegmentRow, report: CheckReport, named: set[int]) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._row = row
+        self._report = report
+        self._named = named
+        self._lost: dict[tuple[str, str, int | None], _Lost] = {}
+        self._bytes = 0
+        self._has_gap = False
+
+    def run(self) -> Iterator[None]:
+        at, end, appended_at = self._row.head, self._row.tail, 0
+        while at < end:
+            extents = self._engine.plan(self._row.log, at, end, _SLICE_EXTENTS)
+            if not extents:
+                self._add_gap(at, end)
+                break
+            for extent in extents:
+                if extent.first > at:
+                    self._add_gap(at, extent.first)
+                elif extent.first < at and at != self._row.head:
+                    self._add("overlap", f"{self._unit} {extent.first}-{at - 1} are in two blocks")
+                if extent.appended_at < appended_at:
+                    self._add("counter", f"the block at event {extent.first} was appended before the one in front of it, says the catalog")
+                appended_at = max(appended_at, extent.appended_at)
+                at = max(at, extent.end)
+            if at > end and self._find_row() == self._row:
+                self._add("overlap", f"its tail is {end}, but its last block goes on to {at}")
+            self._check_extents(extents)
+            yield
+        self._check_counters()
+        if self._stream.kind == "events":
+            self._report.events += end - self._row.head
+        for lost in self._lost.values():
+            message = f"{self._where}, {self._unit} {_shown(lost.ranges)}: {lost.message}"
+            self._report.add(Problem(lost.kind, message, self._stream.name, self._row.number, lost.object))
+
+    @property
+    def _unit(self) -> str:
+        return "events" if self._stream.kind == "events" else "bytes"
+
+    @property
+    def _where(self) -> str:
+        return f"{self._stream.name} segment {self._row.number}"
+
+    def _add(self, kind: str, message: str) -> None:
+        self._report.add(Problem(kind, f"{self._where}: {message}", self._stream.name, self._row.number))
+
+    def _add_gap(self, start: int, end: int) -> None:
+        row = self._find_row()
+        if row is not None and row.head <= start:
+            self._has_gap = True
+            self._add("gap", f"no block holds {self._unit} {start}-{end - 1}")
+
+    def _check_extents(self, extents: Sequence[Extent]) -> None:
+        group: list[Extent] = []
+        size = 0
+        for extent in extents:
+            self._report.blocks += 1
+            self._report.bytes += extent.length
+            self._bytes += extent.length
+            if extent.object is None:
+                self._check_inline(extent)
+                continue
+            self._named.add(extent.object)
+            if extent.key is None:
+                key = _key_of(extent.object, self._engine.storage.local)
+                self._add_lost(extent, "dangling", key, f"the catalog has no row for the object {key} that it names")
+                continue
+            if group and (extent.key != group[0].key or size + extent.length > _FETCH_BYTES):
+                self._check_group(group)
+                group, size = [], 0
+            group.append(extent)
+            size += extent.length
+        if group:
+            self._check_group(group)
+
+    def _check_inline(self, extent: Extent) -> None:
+        if extent.data is None:
+            self._add_lost(extent, "missing", _INLINE, "the catalog has no bytes for a block that it names")
+        else:
+            self._check_block(extent, pa.py_buffer(extent.data), _INLINE)
+
+    def _check_group(self, group: Sequence[Extent]) -> None:
+        key = group[0].key
+        assert key is not None
+        if ("missing", key, None) in self._lost:
+            for extent in group:
+                self._add_lost(extent, "missing", key, "")
+            return
+        try:
+            buffers = self._engine.storage.get_ranges(key, [(extent.position, extent.length) for extent in group])
+        except CorruptDataError as error:
+            if len(group) > 1 and not error.facts.get("missing"):
+                for extent in group:
+                    self._check_group([extent])
+                return
+            kind, message = ("missing", f"{key} is missing") if error.facts.get("missing") else ("damaged", error.message)
+            for extent in group:
+                self._add_lost(extent, kind, key, message)
+            return
+        except UnavailableError as error:
+            for extent in group:
+                self._add_lost(extent, "unreadable", key, error.message)
+            return
+        for extent, data in zip(group, buffers, strict=True):
+            self._check_block(extent, pa.py_buffer(data), key)
+
+    def _check_block(self, extent: Extent, data: pa.Buffer, name: str) -> None:
+        try:
+            if data.size != extent.length:
+                raise CorruptDataError(f"a block in {name} has {data.size} bytes instead of {extent.length}", object=name)
+            if self._stream.kind == "bytes":
+                count = data.size
+                if google_crc32c.value(data) != extent.crc:
+                    raise CorruptDataError(f"a block in {name} is damaged: its checksum does not match the catalog's", object=name)
+            else:
+                verify(data, extent.crc, name)
+                count = self._count(data, name)
+            if count != extent.count:
+                raise CorruptDataError(f"a block in {name} has {count} events, the catalog says {extent.count}", object=name)
+        except CorruptDataError as error:
+            self._add_lost(extent, "damaged", name, error.message)
+
+    def _count(self, data: pa.Buffer, name: str) -> int:
+        """The events of a verified block, all of which are looked at."""
+        try:
+            block = decode(data, lambda version: self._engine.schema(self._stream.id, version), name)
+            block.chunk.columns.validate(full=True)
+        except CorruptDataError:
+            raise
+        except Exception as error:  # Bytes with the right checksum that are no block: whatever pyarrow makes of them.
+            raise CorruptDataError(f"a block in {name} can't be decoded: {error}", object=name) from error
+        return block.chunk.count
+
+    def _check_counters(self) -> None:
+        """What the segment's row says of its blocks; only if nobody changed it while they were read."""
+        beyond = self._engine.database.query(
+            "SELECT e.first FROM segment s JOIN extent e ON e.log = s.log AND e.first >= s.tail WHERE s.log = ? LIMIT 1", (self._row.log,)
+        )
+        if beyond:
+            self._add("overlap", f"there is a block at event {beyond[0][0]}, behind its tail")
+        below, below_bytes = self._engine.database.query(
+            "SELECT count(*), COALESCE(sum(length), 0) FROM extent WHERE log = ? AND first < ? AND first + count <= ?",
+            (self._row.log, self._row.head, self._row.head),
+        )[0]
+        self._report.leftover_rows += int(below)
+        stored = self._bytes + int(below_bytes)
+        if stored != self._row.bytes and not self._has_gap and self._find_row() == self._row:
+            self._add("counter", f"its blocks have {stored:,} bytes, its row says {self._row.bytes:,}")
+
+    def _add_lost(self, extent: Extent, kind: str, object: str, message: str) -> None:
+        """Note a block that can't be read, unless it went by right meanwhile. Blocks lost with one object make one problem."""
+        alone = kind == "damaged" or object == _INLINE
+        place = (kind, object, extent.first if alone else None)
+        lost = self._lost.get(place)
+        if lost is None:
+            if not self._still_names(extent):
+                return
+            lost = self._lost[place] = _Lost(kind, object, message, [])
+        if lost.ranges and lost.ranges[-1][1] == extent.first:
+            lost.ranges[-1] = (lost.ranges[-1][0], extent.end)
+        else:
+            lost.ranges.append((extent.first, extent.end))
+
+    def _find_row(self) -> SegmentRow | None:
+        return self._engine.read(segments.find_segment, self._stream.id, self._row.number)
+
+    def _still_names(self, extent: Extent) -> bool:
+        """Whether the catalog still says that these bytes hold readable events."""
+        row = self._find_row()
+        if row is None or row.head >= extent.end:
+            return False
+        again = self._engine.plan(self._row.log, extent.first, extent.end, 1)
+        return [(found.first, found.object) for found in again] == [(extent.first, extent.object)]
+
+
+def _key_of(object: int, local: bool) -> str:
+    session, index = layout.parse_object_id(object)
+    return layout.journal_key(session, index) if local else layout.object_key(session, index)
+
+
+def _shown(ranges: Sequence[tuple[int, int]]) -> str:
+    shown = ", ".join(f"{start}-{end - 1}" for start, end in ranges[:_SHOWN_RANGES])
+    return f"{shown} and {len(ranges) - _SHOWN_RANGES} more ranges" if len(ranges) > _SHOWN_RANGES else shown

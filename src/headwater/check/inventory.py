@@ -1,0 +1,142 @@
+"""What a store holds: its streams, segments, named writers, and the space they take. Each function is one consistent look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.catalog import segments, streams, writers
+from headwater.catalog.database import Tx
+from headwater.catalog.segments import SegmentRow
+from headwater.model.keys import KEY_SPACE
+from headwater.model.names import parse_stream_name
+from headwater.store import Store
+from headwater.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentContents:
+    """A segment, open or sealed: `start` and `end` are fractions of the key space, numbers [head, tail) are readable."""
+
+    number: int
+    start: float
+    end: float
+    head: int
+    tail: int
+    bytes: int
+    made_epoch: int
+    sealed_epoch: int | None
+
+    @property
+    def events(self) -> int:
+        return self.tail - self.head
+
+    @property
+    def is_open(self) -> bool:
+        return self.sealed_epoch is None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContents:
+    """A stream in numbers. Of a byte stream, `events` are its readable bytes, and `bytes` what they take."""
+
+    name: str
+    kind: str
+    epoch: int
+    is_sealed: bool
+    labels: tuple[str, ...]
+    events: int
+    bytes: int
+    segments: tuple[SegmentContents, ...]
+    #: (id, last number) of each named writer.
+    writers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def open_segments(self) -> int:
+        return sum(segment.is_open for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreContents:
+    """A store in numbers. `stored_bytes` and `objects` are None where counting them takes a request for every thousand objects."""
+
+    id: str
+    catalog: str
+    format: int
+    created_at: int
+    catalog_bytes: int
+    stored_bytes: int | None
+    objects: int | None
+    live_sessions: int
+    streams: tuple[StreamContents, ...]
+
+
+def stream_contents(stream: Stream) -> StreamContents:
+    """One stream with its named writers. NotFoundError if it was deleted."""
+    return stream._store._engine.read(_stream_contents, stream.id)
+
+
+def list_contents(store: Store, scope: str | None = None, label: str | None = None) -> list[StreamContents]:
+    """All streams in the order of their names, or those in a scope or with a label; without their writers."""
+    return store._engine.read(_list_contents, scope, label)
+
+
+def store_contents(store: Store) -> StoreContents:
+    """The whole store."""
+    engine = store._engine
+    found = engine.read(_list_contents, None, None)
+    format, created_at, live = engine.database.query("SELECT format, created_at, (SELECT count(*) FROM session WHERE live = 1) FROM store")[
+        0
+    ]
+    is_postgres = store._catalog is not None
+    size = (
+        "SELECT sum(pg_total_relation_size(quote_ident(tablename)::regclass)) FROM pg_tables WHERE schemaname = current_schema()"
+        if is_postgres
+        else "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+    )
+    catalog_bytes = int(engine.database.query(size)[0][0] or 0)
+    stored = list(engine.storage.list("")) if engine.storage.local else None
+    return StoreContents(
+        id=engine.store_id,
+        catalog="postgresql" if is_postgres else "sqlite",
+        format=format,
+        created_at=created_at,
+        catalog_bytes=catalog_bytes,
+        stored_bytes=sum(info.bytes for info in stored) if stored is not None else None,
+        objects=len(stored) if stored is not None else None,
+        live_sessions=live,
+        streams=tuple(found),
+    )
+
+
+def _stream_contents(tx: Tx, stream: int, *, with_writers: bool = True) -> StreamContents:
+    row = streams.get_stream(tx, stream)
+    found = [_segment_contents(segment) for segment in segments.list_segments(tx, stream)]
+    return StreamContents(
+        name=row.full_name,
+        kind=row.kind,
+        epoch=row.epoch,
+        is_sealed=row.sealed_at is not None,
+        labels=streams.list_labels(tx, stream),
+        events=sum(segment.events for segment in found),
+        bytes=sum(segment.bytes for segment in found),
+        segments=tuple(found),
+        writers=tuple(writers.list_writers(tx, stream)) if with_writers else (),
+    )
+
+
+def _list_contents(tx: Tx, scope: str | None, label: str | None) -> list[StreamContents]:
+    rows = [streams.find_stream(tx, parse_stream_name(name)) for name in streams.list_streams(tx, scope, label)]
+    return [_stream_contents(tx, row.id, with_writers=False) for row in rows if row is not None]
+
+
+def _segment_contents(row: SegmentRow) -> SegmentContents:
+    return SegmentContents(
+        number=row.number,
+        start=row.keys.start / KEY_SPACE,
+        end=row.keys.end / KEY_SPACE,
+        head=row.head,
+        tail=row.tail,
+        bytes=row.bytes,
+        made_epoch=row.made_epoch,
+        sealed_epoch=row.sealed_epoch,
+    )

@@ -1,0 +1,104 @@
+"""Rows of the catalog that should not be there, or that name what is not there. Walked in slices, each one statement: one look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headwater.catalog.database import Database
+from headwater.check.report import Problem
+
+_SLICE_ROWS = 2000
+_SHOWN = 5
+
+#: (table, what a row of it is, its column, the table that column points into)
+_REFERENCES = (
+    ("stream", "the stream", "scope", "scope", "name"),
+    ("segment", "a segment", "stream", "stream", "id"),
+    ("stream_label", "a label", "stream", "stream", "id"),
+    ("stream_schema", "a schema", "stream", "stream", "id"),
+    ("writer", "a writer", "stream", "stream", "id"),
+)
+#: Ids are never used again: the sequence must be at or above all that are in use.
+_SEQUENCES = (("stream", "stream", "id"), ("log", "segment", "log"), ("log", "extent", "log"), ("session", "session", "id"))
+
+
+def list_stream_ids(database: Database) -> list[int]:
+    return [row[0] for row in database.query("SELECT id FROM stream ORDER BY scope, name")]
+
+
+def count_bytes(database: Database) -> int:
+    return int(database.query("SELECT COALESCE(sum(bytes), 0) FROM segment")[0][0])
+
+
+def count_dead_rows(database: Database) -> int:
+    """Rows of deleted streams and dropped segments, which upkeep will delete."""
+    rows = database.query("SELECT (SELECT count(*) FROM dead_log), (SELECT count(*) FROM extent e JOIN dead_log d ON d.log = e.log)")
+    return int(rows[0][0] + rows[0][1])
+
+
+def find_row_faults(database: Database) -> Iterator[Problem]:
+    """Rows that point nowhere, and that nothing points to."""
+    yield from _find_orphans(database)
+    yield from _find_unknown_logs(database)
+    yield from _find_dying_segments(database)
+    yield from _find_inline_without_extent(database)
+    yield from _find_low_sequences(database)
+
+
+def _find_orphans(database: Database) -> Iterator[Problem]:
+    for table, what, column, target, key in _REFERENCES:
+        missing = f"NOT EXISTS (SELECT 1 FROM {target} o WHERE o.{key} = t.{column})"
+        sql = f"SELECT DISTINCT t.{column} FROM {table} t WHERE {missing} LIMIT {_SHOWN}"
+        for (value,) in database.query(sql):
+            yield Problem("dangling", f"the catalog has {what} of the {target} {value}, which does not exist")
+
+
+def _find_unknown_logs(database: Database) -> Iterator[Problem]:
+    # Each step leaps over one log by the index, so that the cost is that of the logs and not of the extents.
+    for table, what in (("extent", "extents"), ("inline_block", "inline blocks")):
+        log = -1 << 62
+        while rows := database.query(
+            f"SELECT e.log, (SELECT count(*) FROM segment s WHERE s.log = e.log) + (SELECT count(*) FROM dead_log d WHERE d.log = e.log) "
+            f"FROM {table} e WHERE e.log > ? ORDER BY e.log LIMIT 1",
+            (log,),
+        ):
+            log, known = rows[0]
+            if not known:
+                count = database.query(f"SELECT count(*) FROM {table} WHERE log = ?", (log,))[0][0]
+                yield Problem("dangling", f"the catalog has {count} {what} of log {log}, which no segment owns")
+
+
+def _find_dying_segments(database: Database) -> Iterator[Problem]:
+    sql = (
+        "SELECT st.scope, st.name, s.number FROM dead_log d JOIN segment s ON s.log = d.log JOIN stream st ON st.id = s.stream "
+        "ORDER BY st.scope, st.name, s.number"
+    )
+    for scope, name, number in database.query(sql):
+        message = f"{scope}/{name} segment {number}: the catalog lists it among the dead, whose blocks will be deleted"
+        yield Problem("dangling", message, f"{scope}/{name}", number)
+
+
+def _find_inline_without_extent(database: Database) -> Iterator[Problem]:
+    log, first = -1 << 62, 0
+    while rows := database.query(
+        "SELECT b.log, b.first, e.log, s.stream, s.number, st.scope, st.name FROM inline_block b "
+        "LEFT JOIN extent e ON e.log = b.log AND e.first = b.first AND e.object IS NULL "
+        "LEFT JOIN segment s ON s.log = b.log LEFT JOIN stream st ON st.id = s.stream "
+        "WHERE (b.log, b.first) > (?, ?) ORDER BY b.log, b.first LIMIT ?",
+        (log, first, _SLICE_ROWS),
+    ):
+        log, first = rows[-1][:2]
+        for block_log, at, named, stream, segment, scope, name in rows:
+            if named is None and stream is not None:
+                message = f"{scope}/{name} segment {segment}: the catalog has an inline block at event {at} that no extent names"
+                yield Problem("dangling", message, f"{scope}/{name}", segment)
+            elif named is None:
+                yield Problem("dangling", f"the catalog has an inline block at event {at} of log {block_log} that no extent names")
+
+
+def _find_low_sequences(database: Database) -> Iterator[Problem]:
+    for name, table, column in _SEQUENCES:
+        rows = database.query(f"SELECT max({column}), (SELECT last FROM sequence WHERE name = ?) FROM {table}", (name,))
+        used, last = rows[0]
+        if used is not None and (last is None or last < used):
+            yield Problem("counter", f"the catalog's next {name} id would be {(last or 0) + 1}, but {used} is in use")

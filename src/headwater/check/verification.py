@@ -1,0 +1,85 @@
+"""Checking a whole store: rows that fit together, and every block read, verified and decoded.
+
+Works beside writers, truncation and deletion: what is found wrong is looked at again before it is called damage.
+"""
+
+from __future__ import annotations
+
+from headwater.catalog import segments, streams
+from headwater.catalog.database import Tx
+from headwater.catalog.segments import SegmentRow
+from headwater.catalog.streams import StreamRow
+from headwater.check import rows, unused
+from headwater.check.blocks import SegmentCheck
+from headwater.check.lineage import find_lineage_faults
+from headwater.check.report import CheckReport, OnProgress, Problem, Progress
+from headwater.errors import CorruptDataError, NotFoundError
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.store import Store
+from headwater.streams.lifecycle import stream_ref
+
+
+def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckReport:
+    """Read and verify everything a store holds. What is wrong is in the report; an exception means that the check could not be done."""
+    engine = store._engine
+    report = CheckReport()
+    total = rows.count_bytes(engine.database)
+    named: set[int] = set()
+    for stream in rows.list_stream_ids(engine.database):
+        name = f"stream {stream}"
+        try:
+            row, found, next_segment = engine.read(_look, stream)
+            name = row.full_name
+            if on_progress is not None:
+                on_progress(Progress(name, report.bytes, total))
+            _check_stream(engine, row, found, next_segment, report, named, total, on_progress)
+        except NotFoundError:
+            continue  # Deleted meanwhile.
+        except CorruptDataError as error:
+            report.add(Problem("catalog", f"{name}: {error.message}", name, None, error.object))
+        report.streams += 1
+    for problem in rows.find_row_faults(engine.database):
+        report.add(problem)
+    report.leftover_rows += rows.count_dead_rows(engine.database)
+    for found_unused in unused.find_unused(engine, named, report):
+        report.add_unused(found_unused)
+    if on_progress is not None:
+        on_progress(Progress("", report.bytes, max(total, report.bytes)))
+    return report
+
+
+def _look(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow], int]:
+    next_segment = tx.run("SELECT next_segment FROM stream WHERE id = ?", (stream,))
+    return streams.get_stream(tx, stream), segments.list_segments(tx, stream), next_segment[0][0] if next_segment else 0
+
+
+def _check_stream(
+    engine: Engine,
+    row: StreamRow,
+    found: list[SegmentRow],
+    next_segment: int,
+    report: CheckReport,
+    named: set[int],
+    total: int,
+    on_progress: OnProgress | None,
+) -> None:
+    for fault in find_lineage_faults(found, epoch=row.epoch, is_sealed=row.sealed_at is not None, next_segment=next_segment):
+        report.add(Problem("lineage", f"{row.full_name}: {fault}", row.full_name))
+    ref = _find_ref(engine, row, report)
+    for segment in found:
+        if ref is not None:
+            check = SegmentCheck(engine, ref, segment, report, named)
+            for _ in check.run():
+                if on_progress is not None:
+                    on_progress(Progress(row.full_name, report.bytes, max(total, report.bytes)))
+        report.segments += 1
+
+
+def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef | None:
+    try:
+        return stream_ref(engine, row)
+    except Exception as error:  # Whatever pyarrow makes of a damaged schema.
+        message = f"{row.full_name}: its schema (version {row.schema_version}) can't be read, so neither can its events: {error}"
+        report.add(Problem("catalog", message, row.full_name))
+        return None

@@ -1,0 +1,29 @@
+"""The command line: `headwater`, with a command for everything people do by hand.
+
+Exit codes: 0 all is well, 1 headwater says no (or `check` found damage), 2 the command line itself is wrong. With --json, what goes to
+standard output is one JSON object per line, and an error is one on standard error.
+"""
+
+from __future__ import annotations
+
+from headwater.cli.app import App
+
+#: By purpose, in the order of the help: command, the module that has it, and what it does.
+COMMANDS = {
+    "demo": ("headwater.cli.demo.command", "See it work: ingest files exactly once while the ingester is killed."),
+    "create": ("headwater.cli.streams", "Make a stream, and its store if there is none."),
+    "list": ("headwater.cli.describe", "List the streams of a store."),
+    "describe": ("headwater.cli.describe", "Show what a store or a stream holds."),
+    "write": ("headwater.cli.write", "Store the lines of standard input as events."),
+    "read": ("headwater.cli.read", "Print the events of a stream."),
+    "tail": ("headwater.cli.read", "Print the last events of a stream, and those to come."),
+    "split": ("headwater.cli.streams", "Replace a segment by equal parts of its keys."),
+    "merge": ("headwater.cli.streams", "Replace neighbouring segments by one."),
+    "truncate": ("headwater.cli.streams", "Delete what lies before a place, for good."),
+    "seal": ("headwater.cli.streams", "End a stream: it stays readable."),
+    "delete": ("headwater.cli.streams", "Delete a sealed stream with all its data."),
+    "upkeep": ("headwater.cli.maintain", "Do the store's housekeeping, once or until Ctrl-C."),
+    "check": ("headwater.cli.maintain", "Verify every block and row of a store."),
+}
+
+main = App(COMMANDS)

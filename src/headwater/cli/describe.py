@@ -1,0 +1,202 @@
+"""Commands that show what is there: list, describe."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+import headwater as hw
+from headwater.check import SegmentContents, StoreContents, StreamContents, list_contents, store_contents, stream_contents
+from headwater.cli.app import Target, with_store
+from headwater.cli.output import console, emit, key_bar, size, table, time_text
+
+_SHOWN_SEGMENTS = 64
+_SHOWN_WRITERS = 100
+
+
+@click.command("list")
+@click.option("--scope", metavar="WORD", help="Only the streams of this scope.")
+@click.option("--label", metavar="WORD", help="Only the streams with this label.")
+@with_store
+def list_command(target: Target, scope: str | None, label: str | None) -> None:
+    """List the streams of a store."""
+    with target.open() as store:
+        found = list_contents(store, scope, label)
+    if target.json:
+        for stream in found:
+            emit(_stream_json(stream))
+    elif found:
+        console().print(_stream_table(found))
+    else:
+        console(stderr=True).print("no streams")
+
+
+@click.command("describe")
+@click.argument("name", required=False)
+@click.option("--all-segments", is_flag=True, help=f"Also those after the first {_SHOWN_SEGMENTS}.")
+@with_store
+def describe_command(target: Target, name: str | None, all_segments: bool) -> None:
+    """Show what a store holds, or one stream of it."""
+    with target.open() as store:
+        if name is None:
+            contents = store_contents(store)
+            if target.json:
+                emit(_store_json(store, contents))
+            else:
+                _show_store(store, contents)
+            return
+        stream = store.stream(name)
+        if target.json:
+            emit(_described(stream, stream_contents(stream)))
+        else:
+            _show_stream(stream, stream_contents(stream), all_segments)
+
+
+def _stream_json(stream: StreamContents) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "kind": stream.kind,
+        "events": stream.events,
+        "bytes": stream.bytes,
+        "segments": stream.open_segments,
+        "epoch": stream.epoch,
+        "sealed": stream.is_sealed,
+        "labels": list(stream.labels),
+    }
+
+
+def _store_json(store: hw.Store, contents: StoreContents) -> dict[str, Any]:
+    return {
+        "store": store.url,
+        "id": contents.id,
+        "catalog": contents.catalog,
+        "format": contents.format,
+        "created": time_text(_time(contents.created_at)),
+        "events": sum(stream.events for stream in contents.streams if stream.kind == "events"),
+        "bytes": sum(stream.bytes for stream in contents.streams),
+        "segments": sum(stream.open_segments for stream in contents.streams),
+        "catalog_bytes": contents.catalog_bytes,
+        "stored_bytes": contents.stored_bytes,
+        "objects": contents.objects,
+        "live_sessions": contents.live_sessions,
+        "streams": [_stream_json(stream) for stream in contents.streams],
+    }
+
+
+def _described(stream: hw.Stream, contents: StreamContents) -> dict[str, Any]:
+    schema = [{"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in stream.schema]
+    return {
+        **_stream_json(contents),
+        "schema": schema if stream.kind == "events" else None,
+        "scaling": asdict(stream.scaling),
+        "retention": asdict(stream.retention),
+        "head": str(stream.head()),
+        "tail": str(stream.tail()),
+        "all_segments": [_segment_json(segment) for segment in contents.segments],
+        "writers": [{"id": id, "last_number": last_number} for id, last_number in contents.writers],
+    }
+
+
+def _segment_json(segment: SegmentContents) -> dict[str, Any]:
+    return {
+        "number": segment.number,
+        "open": segment.is_open,
+        "start": segment.start,
+        "end": segment.end,
+        "head": segment.head,
+        "tail": segment.tail,
+        "bytes": segment.bytes,
+        "made_epoch": segment.made_epoch,
+        "sealed_epoch": segment.sealed_epoch,
+    }
+
+
+def _show_store(store: hw.Store, contents: StoreContents) -> None:
+    out = console()
+    facts = table("", "")
+    facts.show_header = False
+    facts.add_row("store", f"{store.url}")
+    facts.add_row("id", contents.id)
+    facts.add_row("catalog", f"{contents.catalog}, format {contents.format}, {size(contents.catalog_bytes)}")
+    if contents.objects is not None:
+        facts.add_row("storage", f"{size(contents.stored_bytes)} in {contents.objects:,} files, preallocated ones as a whole")
+    facts.add_row("made", time_text(_time(contents.created_at)))
+    facts.add_row("sessions", f"{contents.live_sessions} live")
+    facts.add_row("streams", f"{len(contents.streams):,}")
+    facts.add_row("events", f"{sum(stream.events for stream in contents.streams if stream.kind == 'events'):,}")
+    facts.add_row("data", size(sum(stream.bytes for stream in contents.streams)))
+    out.print(facts)
+    if contents.streams:
+        out.print()
+        out.print(_stream_table(contents.streams))
+
+
+def _stream_table(streams: tuple[StreamContents, ...] | list[StreamContents]) -> Any:
+    shown = table("stream", "kind", "events", "data", "segments", "epoch", "state", "labels", right=("events", "data", "segments", "epoch"))
+    for stream in streams:
+        shown.add_row(
+            stream.name,
+            stream.kind,
+            f"{stream.events:,}" if stream.kind == "events" else "",
+            size(stream.bytes),
+            f"{stream.open_segments:,}",
+            f"{stream.epoch:,}",
+            "sealed" if stream.is_sealed else "open",
+            " ".join(stream.labels),
+        )
+    return shown
+
+
+def _show_stream(stream: hw.Stream, contents: StreamContents, all_segments: bool) -> None:
+    out = console()
+    facts = table("", "")
+    facts.show_header = False
+    facts.add_row("stream", contents.name)
+    facts.add_row("kind", contents.kind)
+    facts.add_row("state", f"{'sealed' if contents.is_sealed else 'open'}, epoch {contents.epoch}")
+    facts.add_row("events" if contents.kind == "events" else "bytes", f"{contents.events:,}")
+    facts.add_row("data", size(contents.bytes))
+    if contents.kind == "events":
+        facts.add_row("schema", "\n".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in stream.schema))
+    scaling = stream.scaling
+    facts.add_row(
+        "scaling", f"fixed, {scaling.min_segments} at first" if scaling.kind == "fixed" else f"{scaling.kind} {scaling.target:,}/s"
+    )
+    facts.add_row("retention", stream.retention.kind)
+    if contents.labels:
+        facts.add_row("labels", " ".join(contents.labels))
+    facts.add_row("head", str(stream.head()))
+    facts.add_row("tail", str(stream.tail()))
+    out.print(facts)
+    out.print()
+    shown = table("segment", "keys", "head", "tail", "data", "epochs", right=("segment", "head", "tail", "data"))
+    # Open ones first: they are what one looks for.
+    ordered = sorted(contents.segments, key=lambda segment: (not segment.is_open, segment.number))
+    limit = len(ordered) if all_segments else _SHOWN_SEGMENTS
+    for segment in ordered[:limit]:
+        shown.add_row(
+            str(segment.number),
+            key_bar(segment.start, segment.end),
+            f"{segment.head:,}",
+            f"{segment.tail:,}",
+            size(segment.bytes),
+            f"{segment.made_epoch}, open" if segment.is_open else f"{segment.made_epoch}-{segment.sealed_epoch}, sealed",
+        )
+    out.print(shown)
+    if len(ordered) > limit:
+        out.print(f"and {len(ordered) - limit:,} more: --all-segments shows them")
+    if contents.writers:
+        out.print()
+        writers = table("writer", "last number", right=("last number",))
+        for id, last_number in contents.writers[:_SHOWN_WRITERS]:
+            writers.add_row(id, f"{last_number:,}")
+        out.print(writers)
+        if len(contents.writers) > _SHOWN_WRITERS:
+            out.print(f"and {len(contents.writers) - _SHOWN_WRITERS:,} more: --json shows them")
+
+
+def _time(time_us: int) -> datetime:
+    return datetime.fromtimestamp(time_us / 1_000_000, UTC)

@@ -1,0 +1,132 @@
+"""Commands that change what streams there are and how they are cut up: create, split, merge, truncate, seal, delete."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+import headwater as hw
+from headwater.check import stream_contents
+from headwater.cli.app import Target, confirm, with_store
+from headwater.cli.arguments import PLACE, parse_place, parse_schema
+from headwater.cli.output import console, emit, key_bar, table
+
+
+@click.command("create")
+@click.argument("name")
+@click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="How many segments it begins with.")
+@click.option("--schema", metavar="FIELDS|FILE", help="'a:int64,b:string!' or a JSON file; ! means never null. Without: lines of bytes.")
+@click.option("--kind", type=click.Choice(["events", "bytes"]), default="events", show_default=True)
+@click.option("--label", "labels", multiple=True, metavar="WORD", help="A label to list it by; may be repeated.")
+@click.option("--exist-ok", is_flag=True, help="Fine if there is one of the same kind and schema.")
+@with_store
+def create_command(
+    target: Target, name: str, segments: int, schema: str | None, kind: str, labels: tuple[str, ...], exist_ok: bool
+) -> None:
+    """Make a stream, and its store if there is none. NAME is scope/name."""
+    arrow = parse_schema(schema) if schema is not None else None
+    with target.open(create=True) as store:
+        stream = store.create_stream(name, scaling=hw.Scaling.fixed(segments), schema=arrow, kind=kind, labels=labels, exist_ok=exist_ok)
+        open_segments = len(stream.segments())
+        if target.json:
+            emit({"name": stream.name, "kind": stream.kind, "segments": open_segments, "labels": list(stream.labels)})
+        else:
+            console().print(f"{stream.name} is there, with {_counted(open_segments, 'segment')}")
+
+
+@click.command("split")
+@click.argument("name")
+@click.argument("segment", type=int)
+@click.option("--parts", type=click.IntRange(min=2), default=2, show_default=True)
+@with_store
+def split_command(target: Target, name: str, segment: int, parts: int) -> None:
+    """Replace an open SEGMENT by equal parts of its keys. Order holds for each key; writers and readers go on."""
+    with target.open() as store:
+        stream = store.stream(name)
+        _show_segments(target, stream, stream.split(segment, parts), f"segment {segment} became")
+
+
+@click.command("merge")
+@click.argument("name")
+@click.argument("segments", type=int, nargs=-1, required=True)
+@with_store
+def merge_command(target: Target, name: str, segments: tuple[int, ...]) -> None:
+    """Replace neighbouring open SEGMENTS by one. Order holds for each key; writers and readers go on."""
+    with target.open() as store:
+        stream = store.stream(name)
+        shown = ", ".join(map(str, segments))
+        _show_segments(target, stream, stream.merge(segments), f"segments {shown} became")
+
+
+def _show_segments(target: Target, stream: hw.Stream, made: list[hw.Segment], what: str) -> None:
+    if target.json:
+        fields = [{"number": part.number, "start": part.start, "end": part.end} for part in made]
+        emit({"name": stream.name, "epoch": stream.epoch, "segments": fields})
+        return
+    shown = table("segment", "keys", right=("segment",))
+    for part in made:
+        shown.add_row(str(part.number), key_bar(part.start, part.end))
+    console().print(f"{stream.name} is in epoch {stream.epoch}: {what}")
+    console().print(shown)
+
+
+@click.command("truncate")
+@click.argument("name")
+@click.option("--at", "place", type=parse_place, metavar=PLACE, required=True, help="Everything before this place goes.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@with_store
+def truncate_command(target: Target, name: str, place: hw.Cut | datetime | str, yes: bool) -> None:
+    """Delete what lies before a place, for good."""
+    with target.open() as store:
+        stream = store.stream(name)
+        if isinstance(place, datetime):
+            place = stream.cut_at(place)
+        cut = {"head": stream.head, "tail": stream.tail}[place]() if isinstance(place, str) else place
+        before = stream_contents(stream).events
+        confirm(f"Delete for good what lies before {cut} in {name}?", yes)
+        stream.truncate(cut)
+        after = stream_contents(stream)
+        if target.json:
+            emit({"name": name, "head": str(stream.head()), "events": after.events})
+        else:
+            unit = "event" if stream.kind == "events" else "byte"
+            console().print(f"{_counted(before - after.events, unit)} of {name} deleted, {_counted(after.events, unit)} left")
+
+
+@click.command("seal")
+@click.argument("name")
+@with_store
+def seal_command(target: Target, name: str) -> None:
+    """End a stream: it stays readable, and is never written again."""
+    with target.open() as store:
+        stream = store.stream(name)
+        stream.seal()
+        if target.json:
+            emit({"name": name, "sealed": True, "tail": str(stream.tail())})
+        else:
+            console().print(f"{name} is sealed")
+
+
+@click.command("delete")
+@click.argument("name")
+@click.option("--seal", is_flag=True, help="Seal it first, if it is open.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@with_store
+def delete_command(target: Target, name: str, seal: bool, yes: bool) -> None:
+    """Delete a sealed stream with all its data, for good."""
+    with target.open() as store:
+        stream = store.stream(name)
+        events = stream_contents(stream).events
+        confirm(f"Delete {name} with all its data ({_counted(events, 'event' if stream.kind == 'events' else 'byte')}) for good?", yes)
+        if seal:
+            stream.seal()
+        store.delete_stream(name)
+        if target.json:
+            emit({"name": name, "deleted": True})
+        else:
+            console().print(f"{name} is deleted")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

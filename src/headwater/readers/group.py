@@ -1,0 +1,196 @@
+"""A reader group: its readers, its positions, and going back to other ones."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from headwater.catalog import extents, groups, segments
+from headwater.catalog.database import Tx
+from headwater.catalog.groups import Assigned, GroupRow
+from headwater.catalog.segments import SegmentRow
+from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnavailableError
+from headwater.model.cuts import Cut, StreamCut
+from headwater.model.keys import KEY_SPACE
+from headwater.model.limits import READER_SECONDS
+from headwater.model.names import parse_stream_name, parse_word
+from headwater.model.positions import Segment
+from headwater.readers.reader import Reader
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.streams import cuts
+from headwater.streams.cuts import Place
+from headwater.streams.lifecycle import open_stream
+
+if TYPE_CHECKING:
+    from headwater.store import Store
+
+_DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
+
+
+class Lag(NamedTuple):
+    """How far a group is behind: events and bytes not committed yet, and the age of the oldest of them in seconds."""
+
+    events: int
+    bytes: int
+    seconds: float
+
+
+class ReaderGroup:
+    """Readers that share the segments of streams. Order holds for each key, across splits, merges and changes of readers."""
+
+    def __init__(self, store: Store, row: GroupRow) -> None:
+        self._store = store
+        self._engine: Engine = store._engine
+        self._row = row
+
+    def __repr__(self) -> str:
+        return f"<ReaderGroup {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self._row.name
+
+    @property
+    def streams(self) -> list[str]:
+        return sorted(self._row.streams.values())
+
+    def reader(self, id: str, commit: str = "auto") -> Reader:
+        """A reader of this name. An older holder of the name is fenced.
+
+        "auto" commits positions every 5 s and on a clean close; "manual" only with `commit` or in a transaction.
+        """
+        if commit not in ("auto", "manual"):
+            raise InvalidRequestError(f"a reader commits 'auto' or 'manual', not {commit!r}")
+        refs = {stream: open_stream(self._engine, parse_stream_name(name)) for stream, name in self._row.streams.items()}
+        reader = Reader(self._engine, self._row, refs, parse_word(id, "reader"), commit == "auto")
+        self._store._heart.add(reader.beat, READER_SECONDS / 4)
+        self._store._readers.add(reader)
+        return reader
+
+    def positions(self) -> Cut:
+        """The group's committed positions."""
+        return self._cut(self._engine.read(_positions, self._row.id))
+
+    def _cut(self, positions: dict[int, dict[int, int]]) -> Cut:
+        if not positions:
+            raise NotFoundError(f"the reader group {self.name} was deleted")
+        names = self._row.streams
+        return Cut(self._engine.store_id, {names[stream]: StreamCut(stream, numbers) for stream, numbers in positions.items()})
+
+    def checkpoint(self, timeout: float = 30.0) -> Cut:
+        """A cut of where every reader is: what it has handed out, as of its next read. Raises UnavailableError if some don't answer.
+
+        Readers are not stopped, and their committed positions stay as they are.
+        """
+        number = self._engine.write(groups.request_checkpoint, self._row.id)
+        deadline = time.monotonic() + timeout
+        while True:
+            seen = self._engine.changes.version()
+            missing, positions = self._engine.read(groups.read_checkpoint, self._row.id, number, _DEAD_AFTER_US)
+            if not missing:
+                return self._cut(positions)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise UnavailableError(f"no checkpoint of group {self.name} in {timeout:g} s: {', '.join(missing)} did not read on")
+            self._engine.changes.wait(seen, min(left, 0.25))
+
+    def reset(self, cut: Cut) -> None:
+        """Put the group at a cut. TruncatedError if some of what lies behind it is gone."""
+        refs = [open_stream(self._engine, parse_stream_name(name)) for name in self._row.streams.values()]
+        positions = {ref.id: cuts.numbers(self._engine, ref, cut) for ref in refs}
+        self._engine.write(groups.reset_group, self._row.id, positions)
+
+    def lag(self) -> Lag:
+        """How far the committed positions are behind the tails (of a bounded group: behind its end)."""
+        return Lag(*self._engine.read(_lag, self._row))
+
+    def assignments(self) -> dict[str, list[Segment]]:
+        """Who reads what, by reader; the segments that nobody holds are under the empty name."""
+        frontier, rows = self._engine.read(_frontier_rows, self._row)
+        found: dict[str, list[Segment]] = {}
+        for item in frontier:
+            row = rows.get((item.stream, item.segment))
+            if row is not None and not item.done:
+                found.setdefault(item.reader or "", []).append(_segment(row))
+        readers = [reader for reader, seen_at in self._engine.read(groups.list_readers, self._row.id) if seen_at]
+        return {reader: found.get(reader, []) for reader in readers} | ({"": found[""]} if "" in found else {})
+
+    def readers(self) -> list[str]:
+        """The readers that are there now."""
+        return [reader for reader, seen_at in self._engine.read(groups.list_readers, self._row.id) if seen_at]
+
+    def remove_reader(self, id: str) -> None:
+        """Let a reader go: it is fenced, and its segments are read on from their committed positions."""
+        self._engine.write(groups.leave_group, self._row.id, id, None)
+
+    def delete(self) -> None:
+        """Delete the group. Its readers get NotFoundError; the streams are not touched."""
+        self._engine.write(groups.delete_group, self._row.id)
+
+
+def open_group(store: Store, name: str, streams: list[str] | None, start: Place, end: Place) -> ReaderGroup:
+    """The group of this name, made if streams are given and it is missing. AlreadyExistsError if it has other streams."""
+    engine = store._engine
+    parse_word(name, "reader group")
+    found = engine.read(groups.find_group, name)
+    if streams is None:
+        if found is None:
+            raise NotFoundError(f"there is no reader group {name!r}: give the streams it shall read to create it")
+        return ReaderGroup(store, found)
+    if isinstance(streams, str) or not streams:
+        raise InvalidRequestError(f"a reader group takes a list of streams, not {streams!r}")
+    refs = [open_stream(engine, parse_stream_name(stream)) for stream in streams]
+    for ref in refs:
+        if ref.kind != "events":
+            raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events")
+    if found is None:
+        positions = {ref.id: cuts.numbers(engine, ref, start if start is not None else "head") for ref in refs}
+        ends = {ref.id: cuts.numbers(engine, ref, end) for ref in refs} if end is not None else None
+        found = engine.write(groups.create_group, name, {ref.id: ref.name for ref in refs}, positions, ends)
+        if found is not None:
+            return ReaderGroup(store, found)
+        found = engine.read(groups.find_group, name)
+        assert found is not None
+    if set(found.streams) != {ref.id for ref in refs}:
+        raise AlreadyExistsError(
+            f"the reader group {name!r} exists and reads {', '.join(sorted(found.streams.values()))}, not {', '.join(sorted(streams))}"
+        )
+    return ReaderGroup(store, found)
+
+
+def _positions(tx: Tx, group: int) -> dict[int, dict[int, int]]:
+    found: dict[int, dict[int, int]] = {}
+    for item in groups.list_frontier(tx, group):
+        found.setdefault(item.stream, {})[item.segment] = item.position
+    return found
+
+
+def _frontier_rows(tx: Tx, group: GroupRow) -> tuple[list[Assigned], dict[tuple[int, int], SegmentRow]]:
+    rows = {(stream, row.number): row for stream in group.streams for row in segments.list_segments(tx, stream)}
+    return groups.list_frontier(tx, group.id), rows
+
+
+def _lag(tx: Tx, group: GroupRow) -> tuple[int, int, float]:
+    events = size = 0
+    oldest: int | None = None
+    positions = _positions(tx, group.id)
+    for stream, numbers in positions.items():
+        rows = segments.list_segments(tx, stream)
+        ends = group.ends.get(stream) if group.ends is not None else None
+        for item in cuts.between_numbers(rows, numbers, ends):
+            row = item.segment
+            events += item.end - item.start
+            size += row.bytes * (item.end - item.start) // max(1, row.tail - row.head)
+            appended_at = extents.find_append_time(tx, row.log, item.start)
+            if appended_at is not None:
+                oldest = appended_at if oldest is None else min(oldest, appended_at)
+    now = tx.run("SELECT now_us()")[0][0]
+    return events, size, max(0.0, (now - oldest) / 1_000_000) if oldest is not None else 0.0
+
+
+def _segment(row: SegmentRow) -> Segment:
+    return Segment(row.number, row.keys.start / KEY_SPACE, row.keys.end / KEY_SPACE, row.tail - row.head, row.bytes, row.made_epoch)
+
+
+__all__ = ["Lag", "ReaderGroup", "StreamRef", "open_group"]

@@ -1,0 +1,259 @@
+"""Storage in an object store (S3, Google, Azure), through obstore.
+
+A put is one request that only creates: the store itself refuses to overwrite. What may be repeated is repeated here for
+`limits.RETRY_SECONDS`; the rest is raised at once, in words that say what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.model import limits
+from headwater.runtime import failpoints
+from headwater.runtime.clock import from_datetime
+from headwater.runtime.retry import retry
+from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, byte_views, is_equal, missing_error, short_error
+from headwater.storage.ranges import Range, merge, read_merged
+
+T = TypeVar("T")
+
+#: A second request costs more than this many bytes read for nothing.
+_GAP_BYTES = limits.MIB
+_LIST_OBJECTS = 1000
+
+#: Settings of the HTTP client. obstore takes them apart from the store's own, and panics if they are mixed.
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    }
+)
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+
+#: The process that started obstore's threads.
+_threads_pid: int | None = None
+
+
+class ObjectStorage:
+    """Objects below a bucket's prefix."""
+
+    local = False
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, str],
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = url
+        self._sleep = sleep
+        self._monotonic = monotonic
+        config: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
+        client: Any = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
+        try:
+            # obstore's own retries are off: it never repeats a create-only put whose answer was lost, because it cannot know
+            # that the object it then finds is its own. We can, so all repeating is ours, with one deadline.
+            self._store = from_url(url, config=config, client_options=client, retry_config={"max_retries": 0})
+        except Exception as error:
+            raise InvalidRequestError(f"cannot open {url}: {_first_line(error)}") from error
+
+    def put(self, key: str, buffers: Sequence[Buffer]) -> None:
+        views = byte_views(buffers)
+
+        def put_once() -> None:
+            failpoints.reach("object.put")
+            try:
+                obstore.put(self._store, key, views, mode="create", use_multipart=False)
+            except exceptions.AlreadyExistsError as error:
+                self._check_equal(key, views, error)
+
+        self._request(f"write {key}", put_once)
+
+    def get(self, key: str, start: int, length: int) -> Buffer:
+        return self.get_ranges(key, [(start, length)])[0]
+
+    def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
+        merged = merge(ranges, gap_bytes=_GAP_BYTES)
+        return read_merged(ranges, merged, lambda wanted: self._request(f"read {key}", lambda: self._fetch(key, wanted)))
+
+    def size(self, key: str) -> int | None:
+        return self._request(f"look for {key}", lambda: self._find_size(key))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        def delete_all() -> None:
+            try:
+                obstore.delete(self._store, list(keys))
+            except FileNotFoundError as error:
+                _refuse_missing_bucket(error)
+                # Google and Azure complain about the first missing one, with the rest undone.
+                for key in keys:
+                    with contextlib.suppress(FileNotFoundError):
+                        obstore.delete(self._store, key)
+
+        if keys:
+            self._request(f"delete {len(keys)} objects", delete_all)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        assert not prefix or prefix.endswith("/"), prefix
+        after: str | None = None
+        pages: Iterator[Sequence[Any]] | None = None
+
+        def next_page() -> Sequence[Any]:
+            nonlocal pages
+            try:
+                if pages is None:
+                    pages = iter(obstore.list(self._store, prefix or None, offset=after, chunk_size=_LIST_OBJECTS))
+                return next(pages, ())
+            except Exception:
+                pages = None  # A broken listing is taken up again behind the last key it gave.
+                raise
+
+        while page := self._request(f"list {prefix}", next_page):
+            for found in page:
+                after = str(found["path"])
+                yield ObjectInfo(after, found["size"], from_datetime(found["last_modified"]))
+
+    def journal(self, key_for: Callable[[int], str]) -> Journal:
+        raise InvalidRequestError(f"{self.url} has no journals: an object store cannot append. Put whole objects")
+
+    def close(self) -> None:
+        """obstore closes idle connections by itself."""
+
+    def _fetch(self, key: str, wanted: Sequence[Range]) -> Buffers:
+        starts, lengths = [start for start, _ in wanted], [length for _, length in wanted]
+        try:
+            # Without merging of its own: obstore panics when it cuts merged ranges out of an object that is too short.
+            fetched = obstore.get_ranges(self._store, key, starts=starts, lengths=lengths, coalesce=0)
+        except FileNotFoundError as error:
+            _refuse_missing_bucket(error)
+            raise missing_error(key, starts[0], sum(lengths)) from error
+        except exceptions.BaseError as error:
+            if _find_status(error) != 416:
+                raise
+            size = self._find_size(key) or 0
+            start, length = next((each for each in wanted if each[0] >= size), wanted[-1])
+            raise short_error(key, start, length, 0) from error
+        for (start, length), data in zip(wanted, fetched, strict=True):
+            if len(data) != length:
+                raise short_error(key, start, length, len(data))
+        return [memoryview(data) for data in fetched]
+
+    def _find_size(self, key: str) -> int | None:
+        try:
+            return int(obstore.head(self._store, key)["size"])
+        except FileNotFoundError:
+            return None
+
+    def _check_equal(self, key: str, views: Sequence[memoryview], error: Exception) -> None:
+        """The key exists: fine if an earlier try of this put arrived, and only its answer was lost."""
+        given, stored = sum(view.nbytes for view in views), self._find_size(key)
+        if stored is None:
+            raise _BusyError(f"another put of {key} is under way") from error
+        if given != stored or (given and not is_equal(views, self._fetch(key, [(0, given)])[0])):
+            raise AlreadyExistsError(f"{key} exists with other bytes: {stored} are stored, {given} were given", key=key) from error
+
+    def _request(self, action: str, call: Callable[[], T]) -> T:
+        """Make a call to the object store, repeated while that can help; what remains is one of our errors."""
+        _refuse_fork()
+        try:
+            return retry(
+                call,
+                retryable=is_transient,
+                deadline_seconds=limits.RETRY_SECONDS,
+                sleep=self._sleep,
+                monotonic=self._monotonic,
+            )
+        except HeadwaterError:
+            raise
+        except Exception as error:
+            raise self._explain(action, error) from error
+
+    def _explain(self, action: str, error: Exception) -> HeadwaterError:
+        reason = _first_line(error)
+        if _NO_BUCKET.search(str(error)):
+            return InvalidRequestError(f"cannot {action}: the bucket of {self.url} does not exist. Create it, or correct the name")
+        if "redirect without LOCATION" in reason:
+            return InvalidRequestError(f"cannot {action}: {self.url} is in another region. Give the storage option `region`")
+        denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
+        if denied or _find_status(error) in (401, 403):
+            # Not an InvalidRequestError: credentials expire, and a writer must keep its events until they are renewed.
+            advice = "Check its credentials and what they allow, then repeat"
+            return UnavailableError(f"cannot {action}: {self.url} refused it. {advice}: {reason}")
+        return UnavailableError(f"cannot {action} in {self.url}: {reason}. Repeat the call")
+
+
+class _BusyError(Exception):
+    """The store refused a put because of another one that has not ended yet."""
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the same request may succeed later: time-outs, lost or refused connections, 429 and 5xx. Nothing else is repeated."""
+    if isinstance(error, _BusyError):
+        return True
+    if not isinstance(error, exceptions.GenericError):
+        return False
+    # obstore has no type for these, only its text: a status if there was an answer, "HTTP error" if there was none.
+    status = _find_status(error)
+    if status is None:
+        return "HTTP error" in _first_line(error)
+    return status in (408, 429) or status >= 500 or (status == 400 and "RequestTimeout" in str(error))
+
+
+def _find_status(error: Exception) -> int | None:
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _first_line(error: Exception) -> str:
+    """obstore's text without the answer's XML and the debugging details that follow."""
+    return str(error).partition("\n")[0].partition("<")[0].strip(" :")
+
+
+def _refuse_missing_bucket(error: FileNotFoundError) -> None:
+    """A missing bucket is not a missing object: raise it again."""
+    if _NO_BUCKET.search(str(error)):
+        raise error
+
+
+def _refuse_fork() -> None:
+    global _threads_pid
+    pid = os.getpid()
+    if _threads_pid is None:
+        _threads_pid = pid
+    if _threads_pid != pid:
+        # Seen with obstore 0.12: any call in such a child, also on a new store, waits for ever.
+        raise InvalidRequestError(
+            "object storage cannot be used in a process that was forked from one that had used it, because its threads did not come "
+            "along: start the process with 'spawn' or 'forkserver'"
+        )

@@ -1,0 +1,230 @@
+"""Shared state: revisioned streams, whose appends may be conditional, and synchronizers, which keep state in one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from headwater.catalog.extents import Append
+from headwater.errors import ConditionFailedError, InvalidRequestError, OutcomeUnknownError, TruncatedError, UnavailableError
+from headwater.model.limits import EVENT_BYTES
+from headwater.model.schemas import OPAQUE
+from headwater.segments.block import Chunk, encode
+from headwater.segments.engine import Engine
+from headwater.segments.flush import Flusher
+from headwater.segments.lanes import StreamRef
+from headwater.segments.read import SegmentCursor
+from headwater.streams import cuts, reading, truncation
+
+S = TypeVar("S")
+U = TypeVar("U")
+
+
+class Revision(int):
+    """A place in a revisioned stream: how many values lie before it. `Revision.START` is before the first."""
+
+    START: Revision
+
+    def __repr__(self) -> str:
+        return f"Revision({int(self)})"
+
+
+Revision.START = Revision(0)
+
+
+class Revisioned:
+    """A stream of values in which an append can be made to depend on nobody having appended before."""
+
+    def __init__(self, engine: Engine, flusher: Flusher, ref: StreamRef) -> None:
+        self._engine = engine
+        self._flusher = flusher
+        self._ref = ref
+
+    def __repr__(self) -> str:
+        return f"<Revisioned {self._ref.name}>"
+
+    @property
+    def name(self) -> str:
+        return self._ref.name
+
+    @property
+    def latest(self) -> Revision:
+        """The revision behind the last value; `Revision.START` if there is none."""
+        return Revision(reading.get_single_segment(self._engine, self._ref).tail)
+
+    def append(self, value: bytes | str, expected: int | None = None) -> Revision:
+        """Append a value, durably; returns the revision behind it.
+
+        With `expected`, ConditionFailedError if the stream has moved past that revision. After a lost answer it is found out what
+        happened, so a retry never appends twice.
+        """
+        data = _checked(value)
+        if expected is not None and (isinstance(expected, bool) or not isinstance(expected, int) or expected < 0):
+            raise InvalidRequestError(f"expected is a Revision, not {expected!r}")
+        run = self._flusher.append(self._ref, _chunk([data]), len(data), expected)
+        try:
+            self._flusher.wait_for(run)
+        except UnavailableError as error:
+            if self._flusher.cancel(run):
+                raise
+            raise OutcomeUnknownError(f"the value may or may not be appended to {self.name} ({error}): look at `latest`") from error
+        if run.error is not None:
+            raise run.error
+        assert run.placement is not None
+        return Revision(run.placement.position(run.offset).number + 1)
+
+    def read(self, after: int | None = None) -> Iterator[tuple[Revision, bytes]]:
+        """(revision, value) of every value behind `after`, to now. TruncatedError if some were truncated."""
+        row = reading.get_single_segment(self._engine, self._ref)
+        start = int(after) if after is not None else row.head
+        if start < row.head:
+            raise TruncatedError(f"what lies behind revision {start} of {self.name} was truncated", cuts.head(self._engine, self._ref))
+        if start > row.tail:
+            raise InvalidRequestError(f"{self.name} is at revision {row.tail}; there is no revision {start}")
+        return self._values(SegmentCursor(self._engine, self._ref, row.number, row.log, start, row.tail))
+
+    def _values(self, cursor: SegmentCursor) -> Iterator[tuple[Revision, bytes]]:
+        while not cursor.is_done and (batch := cursor.next_batch()) is not None:
+            for index, event in enumerate(batch.events()):
+                yield Revision(batch.first + index + 1), event.value
+
+    def truncate(self, revision: int) -> None:
+        """Make the values before a revision unreadable."""
+        row = reading.get_single_segment(self._engine, self._ref)
+        cut = cuts.single(self._engine, self._ref, {row.number: int(revision)})
+        truncation.truncate(self._engine, self._ref, cut)
+
+
+class Synchronizer(Generic[S, U]):
+    """State shared by many processes: each applies the same updates in the same order.
+
+    `apply(state, update)` returns the next state and has no side effects; state and updates are JSON values. Thread-safe.
+    """
+
+    def __init__(self, log: Revisioned, initial: S, apply: Callable[[S, U], S]) -> None:
+        self._log = log
+        self._initial = _json_copy(initial, "the initial state")
+        self._apply = apply
+        self._lock = threading.RLock()
+        self._state: S = _json_copy(initial, "the initial state")
+        self._revision = Revision.START
+
+    def __repr__(self) -> str:
+        return f"<Synchronizer {self._log.name} at {int(self._revision)}>"
+
+    @property
+    def name(self) -> str:
+        return self._log.name
+
+    @property
+    def state(self) -> S:
+        """The state as of the last `fetch` or `update` of this process."""
+        return self._state
+
+    @property
+    def revision(self) -> Revision:
+        return self._revision
+
+    def fetch(self) -> S:
+        """Apply what others appended since; returns the state."""
+        with self._lock:
+            while True:
+                try:
+                    for revision, value in self._log.read(after=self._revision if self._revision else None):
+                        self._take(revision, value)
+                    return self._state
+                except TruncatedError:
+                    # Others compacted: what is left begins with the whole state.
+                    self._state = _json_copy(self._initial, "the initial state")
+                    self._revision = Revision.START
+
+    def _take(self, revision: Revision, value: bytes) -> None:
+        record = json.loads(value)
+        if "state" in record:
+            self._state = record["state"]
+        else:
+            state = self._state
+            for update in record["updates"]:
+                state = self._apply(state, update)
+            self._state = state
+        self._revision = revision
+
+    def update(self, decide: Callable[[S], Sequence[U]]) -> S:
+        """Append the updates that `decide(state)` returns, if the state is still what it saw; else fetch and decide again.
+
+        An empty list changes nothing. What `decide` raises is raised, and nothing changes.
+        """
+        while True:
+            with self._lock:
+                state = self.fetch()
+                updates = list(decide(state))
+                if not updates:
+                    return state
+                value = _dumped(updates)
+                # Tried here first: updates that can't be applied must not reach the others.
+                preview = _json_copy(state, "the state")
+                for update in json.loads(value)["updates"]:
+                    preview = self._apply(preview, update)
+                try:
+                    self._log.append(value, expected=self._revision)
+                except ConditionFailedError:
+                    continue
+                return self.fetch()
+
+    def compact(self) -> None:
+        """Replace the history by the present state, so that those who join later need not read it all."""
+        while True:
+            with self._lock:
+                self.fetch()
+                at = self._revision
+                try:
+                    self._log.append(json.dumps({"state": self._state}).encode(), expected=at)
+                except ConditionFailedError:
+                    continue
+                self._log.truncate(at)
+                self.fetch()
+                return
+
+    def stage(self, updates: Sequence[U]) -> tuple[StreamRef, Append, int]:
+        """For a transaction: the block that holds these updates, and the revision it must land at."""
+        with self._lock:
+            data = _dumped(list(updates))
+            preview = _json_copy(self._state, "the state")
+            for update in json.loads(data)["updates"]:
+                preview = self._apply(preview, update)
+            block = encode([_chunk([data])], self._log._ref.schema_version, True)
+            return self._log._ref, Append(0, 1, block.length, block.crc, None, 0, block.to_bytes()), int(self._revision)
+
+
+def _dumped(updates: list[Any]) -> bytes:
+    try:
+        return json.dumps({"updates": updates}).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"updates of shared state are JSON values: {error}") from error
+
+
+def _json_copy(value: Any, what: str) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{what} is a JSON value: {error}") from error
+
+
+def _checked(value: bytes | str) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    if not isinstance(data, bytes):
+        raise InvalidRequestError(f"a value is bytes or str, not {type(value).__name__}")
+    if len(data) > EVENT_BYTES:
+        raise InvalidRequestError(f"this value has {len(data):,} bytes; it may have {EVENT_BYTES:,}")
+    return data
+
+
+def _chunk(values: list[bytes]) -> Chunk:
+    return Chunk(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=OPAQUE), None, None)
+
+
+__all__ = ["Revision", "Revisioned", "Synchronizer"]

@@ -1,0 +1,128 @@
+"""Tables: keys with values and versions, and the stream of all changes, which is the table's other side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from headwater.catalog import tables
+from headwater.catalog.extents import Append
+from headwater.catalog.tables import ABSENT, EntryChange
+from headwater.errors import InvalidRequestError
+from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
+from headwater.segments.block import Chunk, encode
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.segments.read import SegmentCursor
+from headwater.streams import reading
+
+#: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
+TABLE_SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+_PAGE = 500
+
+
+class Entry(NamedTuple):
+    """A key's value, and the version that set it. A version is never used again, also not after a removal."""
+
+    value: bytes
+    version: int
+
+
+class TableChange(NamedTuple):
+    """A change of a table: `value` is None where the key was removed."""
+
+    key: str
+    value: bytes | None
+    version: int
+
+
+class Table:
+    """Keys and values with versions. Every change is durable on return, and an event of the table's own stream."""
+
+    def __init__(self, engine: Engine, ref: StreamRef) -> None:
+        self._engine = engine
+        self._ref = ref
+
+    def __repr__(self) -> str:
+        return f"<Table {self._ref.name}>"
+
+    def __len__(self) -> int:
+        return self._engine.read(tables.count_entries, self._ref.id)
+
+    @property
+    def name(self) -> str:
+        return self._ref.name
+
+    def put(self, key: str, value: bytes, version: int | None = None) -> int:
+        """Set a key; returns the new version.
+
+        With `version`, ConditionFailedError unless the key has that one (`hw.ABSENT`: is missing).
+        """
+        check_entry(key, value, version)
+        return self._change("put", key, value, version)
+
+    def remove(self, key: str, version: int | None = None) -> int:
+        """Remove a key, whether or not it is there; returns the change's version. With `version`, only if the key has that one."""
+        check_entry(key, b"", version)
+        return self._change("remove", key, None, version)
+
+    def _change(self, kind: str, key: str, value: bytes | None, version: int | None) -> int:
+        columns = pa.RecordBatch.from_arrays([pa.array([key], pa.string()), pa.array([value], pa.binary())], schema=TABLE_SCHEMA)
+        block = encode([Chunk(columns, None, None)], self._ref.schema_version, False)
+        append = Append(0, 1, block.length, block.crc, None, 0, block.to_bytes())
+        change = EntryChange(kind, self._ref.id, key, version, value, 0)
+        return self._engine.write(tables.write_entries, self._ref.id, append, [change])
+
+    def get(self, key: str) -> Entry | None:
+        """The key's entry, None if it has none."""
+        check_entry(key, b"", None)
+        found = self._engine.read(tables.find_entry, self._ref.id, key)
+        return Entry(found[1], found[0]) if found is not None else None
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+        """The entries whose key begins with `prefix`, in the order of the keys' bytes. Each page is a look of its own."""
+        after: str | None = None
+        while rows := self._engine.read(tables.list_entries, self._ref.id, prefix, after, _PAGE):
+            for key, version, value in rows:
+                yield key, Entry(value, version)
+            after = rows[-1][0]
+
+    def changes(self, after: int | None = None, *, follow: bool = False) -> Iterator[TableChange]:
+        """Every change in order, from the first one or from behind version `after`, to now; with `follow`, for ever."""
+        if after is not None and (isinstance(after, bool) or not isinstance(after, int) or after < 0):
+            raise InvalidRequestError(f"after is a version, not {after!r}")
+        return self._changes(after or 0, follow)
+
+    def _changes(self, start: int, follow: bool) -> Iterator[TableChange]:
+        row = reading.get_single_segment(self._engine, self._ref)
+        cursor = SegmentCursor(self._engine, self._ref, row.number, row.log, max(start, row.head), None if follow else row.tail)
+        while True:
+            seen = self._engine.changes.version()
+            batch = None if cursor.is_done else cursor.next_batch()
+            if batch is not None:
+                for index, change in enumerate(batch.to_arrow(["key", "value"]).to_pylist()):
+                    yield TableChange(change["key"], change["value"], batch.first + index + 1)
+            elif not follow:
+                return
+            else:
+                self._engine.changes.wait(seen, 1.0)
+
+
+def check_entry(key: str, value: bytes, version: int | None) -> None:
+    """Refuse what no table can hold."""
+    if not isinstance(key, str) or not key:
+        raise InvalidRequestError(f"a table's key is a str that is not empty, not {key!r}")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"this key can't be stored as UTF-8: {error}") from error
+    if size > TABLE_KEY_BYTES or "\0" in key:
+        raise InvalidRequestError(f"a table's key has up to {TABLE_KEY_BYTES:,} bytes and no NUL; this one has {size:,} bytes")
+    if not isinstance(value, bytes):
+        raise InvalidRequestError(f"a table's value is bytes, not {type(value).__name__}")
+    if len(value) > TABLE_VALUE_BYTES:
+        raise InvalidRequestError(f"this value has {len(value):,} bytes; a table's value may have {TABLE_VALUE_BYTES:,}")
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < ABSENT):
+        raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {version!r}")

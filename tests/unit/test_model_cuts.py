@@ -1,0 +1,129 @@
+"""Cuts: their canonical text, and the lineage that tells what lies before one."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.errors import InvalidRequestError
+from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
+from headwater.model.keys import KEY_SPACE, WHOLE, KeyRange
+
+NUMBERS = st.integers(0, 2**62)
+CUTS = st.builds(
+    Cut,
+    st.text("0123456789abcdef", min_size=1, max_size=32),
+    st.dictionaries(
+        st.from_regex(r"[a-z]{1,3}/[a-z]{1,3}", fullmatch=True),
+        st.builds(StreamCut, NUMBERS, st.dictionaries(NUMBERS, NUMBERS, max_size=4)),
+        max_size=3,
+    ),
+)
+
+
+@given(CUTS)
+def test_a_cut_is_read_back_from_its_text_and_from_a_pickle(cut: Cut) -> None:
+    assert Cut.parse(str(cut)) == cut
+    assert str(Cut.parse(str(cut))) == str(cut)
+    assert pickle.loads(pickle.dumps(cut)) == cut
+    assert hash(Cut.parse(str(cut))) == hash(cut)
+
+
+def test_the_text_of_a_cut_is_canonical_json() -> None:
+    cut = Cut("f00", {"b/y": StreamCut(2, {10: 5, 9: 7}), "a/x": StreamCut(1, {0: 3})})
+    assert str(cut) == '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":3}},"b/y":{"id":2,"segments":{"10":5,"9":7}}}}'
+
+
+def test_cuts_are_equal_by_what_they_say_and_can_not_be_changed() -> None:
+    first = Cut("f00", {"a/x": StreamCut(1, {0: 3, 1: 4})})
+    second = Cut("f00", {"a/x": StreamCut(1, {1: 4, 0: 3})})
+    assert first == second and len({first, second}) == 1
+    assert first != Cut("f00", {"a/x": StreamCut(1, {0: 3, 1: 5})}) and first != str(first)
+    with pytest.raises(TypeError):
+        first.streams["a/x"].segments[0] = 9  # type: ignore[index]
+    with pytest.raises(AttributeError):
+        first.store = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "head",
+        "{}",
+        "[]",
+        "null",
+        "3",
+        '{"store":"f00"}',
+        '{"streams":{}}',
+        '{"store":"f00","streams":[]}',
+        '{"store":"f00","streams":{"a/x":{"id":1}}}',
+        '{"store":"f00","streams":{"a/x":{"id":"1","segments":{}}}}',
+        '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":-1}}}}',
+        '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":1.5}}}}',
+        '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":true}}}}',
+        '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"-1":0}}}}',
+        '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"one":0}}}}',
+        '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":0}}}',
+        None,
+        7,
+    ],
+)
+def test_a_text_that_is_no_cut_is_refused(text: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="not the text of a cut"):
+        Cut.parse(text)
+
+
+def grow(seed: int, steps: int) -> tuple[list[Span], list[Span]]:
+    """All segments of a stream that was split and merged at random, and those that are open."""
+    chance = random.Random(seed)
+    made, opened = [Span(0, WHOLE, 0, 1)], [Span(0, WHOLE, 0, 1)]
+    for _ in range(steps):
+        number = len(made)
+        at = chance.randrange(len(opened))
+        if len(opened) > 1 and chance.random() < 0.5:
+            at = min(at, len(opened) - 2)
+            new = [Span(number, KeyRange(opened[at].keys.start, opened[at + 1].keys.end), 0, 1)]
+            opened[at : at + 2] = new
+        else:
+            new = [Span(number + i, keys, 0, 1) for i, keys in enumerate(opened[at].keys.split(2))]
+            opened[at : at + 1] = new
+        made += new
+    return made, opened
+
+
+def tiles(spans: list[Span]) -> bool:
+    ordered = sorted(span.keys for span in spans)
+    return ordered[0].start == 0 and ordered[-1].end == KEY_SPACE and all(a.end == b.start for a, b in pairwise(ordered))
+
+
+@given(st.integers(0, 10_000), st.integers(0, 12))
+def test_the_first_and_last_spans_are_the_ends_of_the_lineage(seed: int, steps: int) -> None:
+    made, opened = grow(seed, steps)
+    random.Random(seed).shuffle(made)
+    assert sorted(last_spans(made)) == sorted(opened)
+    assert [span.number for span in first_spans(made)] == [0]
+    assert tiles(last_spans(made))
+
+
+@given(st.integers(0, 10_000), st.integers(0, 8), st.integers(1, 8))
+def test_what_lies_before_a_cut_is_what_had_been_sealed_then(seed: int, then: int, later: int) -> None:
+    made_then, cut = grow(seed, then)
+    made, _ = grow(seed, then + later)
+    assert made[: len(made_then)] == made_then
+    before = [span for span in made if span not in cut and is_before(span, cut)]
+    assert before == [span for span in made_then if span not in cut]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 8), st.integers(1, 8))
+def test_once_what_lies_before_a_cut_is_gone_the_cut_is_the_head(seed: int, then: int, later: int) -> None:
+    _, cut = grow(seed, then)
+    made, _ = grow(seed, then + later)
+    left = [span for span in made if span in cut or not is_before(span, cut)]
+    assert sorted(first_spans(left)) == sorted(cut)
