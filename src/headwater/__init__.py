@@ -23,7 +23,7 @@ from headwater.model.events import Event
 from headwater.model.markers import Marker
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Position, Segment
-from headwater.readers.group import Lag, ReaderGroup
+from headwater.readers.group import Lag, ReaderGroup, TimeWindow
 from headwater.readers.reader import Reader
 from headwater.store import Store, UpkeepReport, open
 from headwater.stream import Stream
@@ -67,6 +67,7 @@ __all__ = [
     "Synchronizer",
     "Table",
     "TableChange",
+    "TimeWindow",
     "Transaction",
     "TransactionEndedError",
     "TransactionStatus",

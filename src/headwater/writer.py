@@ -6,17 +6,21 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import datetime
+from time import monotonic
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.batch import SegmentRange
+from headwater.catalog import watermarks
 from headwater.errors import HeadwaterError, InvalidRequestError
 from headwater.model.keys import key_bytes, key_column
-from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, KEY_BYTES
+from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, KEY_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
 from headwater.model.schemas import TIME, RowCheck, check_batch_schema
+from headwater.runtime import clock
 from headwater.segments.block import Chunk
 from headwater.segments.engine import check_time
 from headwater.segments.flush import Flusher
@@ -99,6 +103,9 @@ class Writer:
         self._lane = lane
         self._is_closed = False
         self._named = lane.writer is not None
+        self._noted_us: int | None = None
+        self._noted_at = float("-inf")
+        self._note_name = lane.writer or uuid4().hex
         self._is_opaque = stream.is_opaque
         self._check = EventCheck(stream)
 
@@ -242,6 +249,27 @@ class Writer:
         found = run.placement.ranges(run.offset, run.offset + run.count)
         return [SegmentRange(self._store, self._stream.name, segment, start, end, self._stream.id) for segment, start, end in found]
 
+    def note_time(self, time: datetime) -> None:
+        """Promise that no later event of this writer is older than `time`, for `group.time_window()`.
+
+        It is stored once the events before it are durable, at most once a second, and when the writer is closed.
+        """
+        check_time(time, "the time to note")
+        if self._is_closed:
+            raise InvalidRequestError("this writer is closed")
+        noted_us = clock.from_datetime(time)
+        if self._noted_us is None or noted_us > self._noted_us:
+            self._noted_us = noted_us
+        if monotonic() - self._noted_at >= NOTE_SECONDS:
+            self._store_note()
+
+    def _store_note(self) -> None:
+        assert self._noted_us is not None
+        self._noted_at = monotonic()
+        self.flush()
+        engine = self._store._engine
+        engine.write(watermarks.note_time, self._stream.id, self._note_name, self._noted_us, int(IDLE_WRITER_SECONDS * 1_000_000))
+
     def flush(self) -> None:
         """Return when everything given so far is durable; raise what went wrong.
 
@@ -261,6 +289,9 @@ class Writer:
         """Flush, then end. Closing again does nothing."""
         if not self._is_closed:
             self.flush()
+            if self._noted_us is not None:
+                self._store_note()
+                self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
             self._is_closed = True
             if self._named:
                 self._flusher.forget(self._lane)

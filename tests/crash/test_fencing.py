@@ -46,7 +46,8 @@ def test_a_process_stopped_past_its_lease_stores_its_anonymous_events_once_under
         zombie.wait_until_stopped()
 
         assert _fence_all(store) == 1
-        store.stream(STREAM).writer().write(b"between").result()
+        with store.stream(STREAM).writer() as writer:
+            writer.write(b"between")
         zombie.go_on()
 
         zombie.hear()
@@ -105,7 +106,8 @@ def test_a_named_writer_goes_on_after_its_session_was_fenced_if_nobody_else_open
         assert _fence_all(store) == 1
         assert worker.ask("write", STREAM, "source", [b"1", b"2"])[0]
         assert _values(store) == [b"0", b"1", b"2"]
-        assert store.stream(STREAM).writer("source").last_number == 3
+        with store.stream(STREAM).writer("source") as heir:
+            assert heir.last_number == 3
 
 
 def test_large_flushes_in_flight_when_the_session_is_fenced_are_stored_once_and_in_order(place: Place, store: hw.Store, crew: Crew) -> None:

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segments",),
     ("streams",),
     ("writer", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables"),
+    ("stream",),
     ("store",),
     ("check",),
 )

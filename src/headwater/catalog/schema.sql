@@ -216,3 +216,21 @@ CREATE TABLE group_reader (
     positions TEXT,
     PRIMARY KEY (grp, id)
 );
+
+-- Event times that writers noted, and the marks made of them: `numbers` are the tails at that moment, by segment.
+CREATE TABLE noted_time (
+    stream BIGINT NOT NULL REFERENCES stream (id),
+    writer TEXT NOT NULL,
+    time BIGINT NOT NULL,
+    noted_at BIGINT NOT NULL,
+    PRIMARY KEY (stream, writer)
+);
+
+CREATE TABLE watermark (
+    stream BIGINT NOT NULL REFERENCES stream (id),
+    number BIGINT NOT NULL,
+    low BIGINT NOT NULL,
+    high BIGINT NOT NULL,
+    numbers TEXT NOT NULL,
+    PRIMARY KEY (stream, number)
+);

@@ -162,7 +162,7 @@ def delete_stream(tx: Tx, stream: int) -> None:
     if row.sealed_at is None:
         raise ConflictError(f"stream {row.full_name} is open: seal it before you delete it")
     tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
-    for table in ("segment", "stream_label", "stream_schema", "writer", "entry"):
+    for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark"):
         tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     tx.run("DELETE FROM stream WHERE id = ?", (stream,))
 

@@ -39,6 +39,9 @@ TABLE_KEY_BYTES: Final = 4 * KIB
 TABLE_VALUE_BYTES: Final = 1 * MIB
 #: A reader of a group that was not seen for this long is taken for dead.
 READER_SECONDS: Final = 10.0
+#: Event time is noted at most this often by a writer, and a writer that notes none for the second time is idle.
+NOTE_SECONDS: Final = 1.0
+IDLE_WRITER_SECONDS: Final = 30.0
 #: A session not renewed for this long may be fenced, and is renewed at a third of it.
 SESSION_SECONDS: Final = 60.0
 #: Rows deleted under one lock when space is freed.

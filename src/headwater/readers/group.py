@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwater.catalog import extents, groups, segments
+from headwater.catalog import extents, groups, segments, watermarks
 from headwater.catalog.database import Tx
 from headwater.catalog.groups import Assigned, GroupRow
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnavailableError
-from headwater.model.cuts import Cut, StreamCut
+from headwater.model.cuts import Cut, Span, StreamCut, is_before
 from headwater.model.keys import KEY_SPACE
 from headwater.model.limits import READER_SECONDS
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.positions import Segment
 from headwater.readers.reader import Reader
+from headwater.runtime import clock
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
@@ -34,6 +36,13 @@ class Lag(NamedTuple):
     events: int
     bytes: int
     seconds: float
+
+
+class TimeWindow(NamedTuple):
+    """Bounds of event time at a group's position; None where unknown."""
+
+    lower: datetime | None
+    upper: datetime | None
 
 
 class ReaderGroup:
@@ -104,6 +113,13 @@ class ReaderGroup:
     def lag(self) -> Lag:
         """How far the committed positions are behind the tails (of a bounded group: behind its end)."""
         return Lag(*self._engine.read(_lag, self._row))
+
+    def time_window(self) -> TimeWindow:
+        """Between which event times the group is, by what writers noted: all events still to come are not older than `lower`, all that
+        were committed not newer than `upper`. None where nothing is known."""
+        bounds = self._engine.read(_time_window, self._row)
+        lower, upper = (clock.to_datetime(bound) if bound is not None else None for bound in bounds)
+        return TimeWindow(lower, upper)
 
     def assignments(self) -> dict[str, list[Segment]]:
         """Who reads what, by reader; the segments that nobody holds are under the empty name."""
@@ -187,6 +203,43 @@ def _lag(tx: Tx, group: GroupRow) -> tuple[int, int, float]:
                 oldest = appended_at if oldest is None else min(oldest, appended_at)
     now = tx.run("SELECT now_us()")[0][0]
     return events, size, max(0.0, (now - oldest) / 1_000_000) if oldest is not None else 0.0
+
+
+def _time_window(tx: Tx, group: GroupRow) -> tuple[int | None, int | None]:
+    lowers: list[int | None] = []
+    uppers: list[int | None] = []
+    for stream, numbers in _positions(tx, group.id).items():
+        spans = {row.number: row.span for row in segments.list_segments(tx, stream)}
+        frontier = [spans[segment] for segment in numbers if segment in spans]
+        passed: int | None = None
+        ahead: int | None = None
+        for mark in watermarks.list_marks(tx, stream):
+            behind = [_is_passed(segment, number, numbers, spans, frontier) for segment, number in mark.numbers.items()]
+            if all(behind):
+                passed = mark.low
+            if ahead is None and all(_reaches(segment, number, numbers, spans) for segment, number in mark.numbers.items()):
+                ahead = mark.high
+        lowers.append(passed)
+        uppers.append(ahead)
+    return (
+        None if None in lowers else min(bound for bound in lowers if bound is not None),
+        None if None in uppers else max(bound for bound in uppers if bound is not None),
+    )
+
+
+def _is_passed(segment: int, number: int, positions: dict[int, int], spans: dict[int, Span], frontier: list[Span]) -> bool:
+    """Whether a group at `positions` has all before this number of the segment behind it."""
+    if segment in positions:
+        return positions[segment] >= number
+    return segment not in spans or is_before(spans[segment], frontier)
+
+
+def _reaches(segment: int, number: int, positions: dict[int, int], spans: dict[int, Span]) -> bool:
+    """Whether a mark at this number of the segment lies at or behind the group's positions."""
+    if segment in positions:
+        return number >= positions[segment]
+    frontier = [spans[other] for other in positions if other in spans]
+    return segment in spans and not is_before(spans[segment], frontier)
 
 
 def _segment(row: SegmentRow) -> Segment:

@@ -71,7 +71,8 @@ def _act(name: str) -> None:
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread, which then stops here: one to the process may be taken by another thread, while this one goes on for a while.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         elif action == "error":
             raise OSError(errno.EIO, f"failpoint {name}")
         elif action.startswith("sleep:"):
