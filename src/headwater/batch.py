@@ -39,9 +39,9 @@ class SegmentRange:
         stream = self._open_stream()
         names = check_columns(stream, columns)
         row = engine.read(segments.find_segment, stream.id, self.segment)
-        if row is None or self.start < row.head:
+        if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
-        cursor = SegmentCursor(engine, stream, self.segment, row.log, self.start, self.end)
+        cursor = SegmentCursor(engine, stream, row, self.start, self.end)
         return _batches(engine, stream, cursor, names)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:

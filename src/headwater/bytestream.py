@@ -94,8 +94,6 @@ class ByteReader(io.RawIOBase):
         super().__init__()
         self._engine = engine
         self._stream = stream
-        row = self._row()
-        self._segment, self._log = row.number, row.log
         self._offset = 0
         self._cursor: SegmentCursor | None = None
         self._block = memoryview(b"")
@@ -157,7 +155,7 @@ class ByteReader(io.RawIOBase):
 
     def _next_block(self) -> bool:
         if self._cursor is None or self._cursor.number != self._offset:
-            self._cursor = SegmentCursor(self._engine, self._stream, self._segment, self._log, self._offset, None)
+            self._cursor = SegmentCursor(self._engine, self._stream, self._row(), self._offset, None)
         try:
             found = self._cursor.next_block()
         except TruncatedError as error:

@@ -26,6 +26,7 @@ from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.readers.group import ReaderGroup, open_group
 from headwater.readers.reader import Reader
+from headwater.runtime import failpoints
 from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
@@ -33,7 +34,7 @@ from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
 from headwater.storage import Storage, open_storage
 from headwater.stream import Stream
-from headwater.streams import cuts, lifecycle, truncation
+from headwater.streams import cuts, forks, lifecycle, truncation
 from headwater.streams.cuts import Place
 from headwater.synchronizer import Revisioned, Synchronizer
 from headwater.tables import TABLE_SCHEMA, Table
@@ -238,7 +239,7 @@ class Store:
     def delete_stream(self, name: str) -> None:
         """Delete a sealed stream with all its data. The name may be used again, for another stream."""
         lifecycle.delete_stream(self._engine, parse_stream_name(name))
-        truncation.delete_dead_extents(self._engine)
+        truncation.free_rows(self._engine)
 
     def cut(self, *names: str | Stream) -> Cut:
         """One consistent cut over the tails of all these streams."""
@@ -247,12 +248,24 @@ class Store:
         refs = [name._ref if isinstance(name, Stream) else lifecycle.open_stream(self._engine, parse_stream_name(name)) for name in names]
         return cuts.tail(self._engine, refs)
 
+    def tag(self, name: str, cut: Cut) -> None:
+        """Name a cut: what is readable before it now stays so, also after a truncation. AlreadyExistsError if the name is taken."""
+        forks.tag(self._engine, name, cut)
+
+    def tags(self) -> dict[str, Cut]:
+        """The named cuts."""
+        return forks.list_tags(self._engine)
+
+    def untag(self, name: str) -> None:
+        """Forget a named cut; what only it kept is freed."""
+        forks.untag(self._engine, name)
+
     def run_upkeep(self) -> UpkeepReport:
         """One full round of upkeep now: fence sessions of dead processes, free what was truncated or deleted."""
         while self._engine.write(transactions.abort_expired):
-            pass
+            failpoints.reach("txn.expired")
         fenced = self._engine.write(sessions.fence_expired_sessions, int(SESSION_SECONDS * 1_000_000))
-        return UpkeepReport(len(fenced), truncation.delete_dead_extents(self._engine))
+        return UpkeepReport(len(fenced), truncation.free_rows(self._engine))
 
     # Transactions, readers and state.
 

@@ -21,7 +21,7 @@ from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, batch_schema, check_columns
-from headwater.streams import cuts, lifecycle, reading, scaling, truncation
+from headwater.streams import cuts, forks, lifecycle, reading, scaling, truncation
 from headwater.streams.cuts import Place
 from headwater.writer import Writer
 
@@ -142,6 +142,13 @@ class Stream:
     def truncate(self, cut: Cut) -> None:
         """Make everything before the cut unreadable, for good."""
         truncation.truncate(self._store._engine, self._ref, cut)
+
+    def fork(self, new_name: str, at: Place = None) -> Stream:
+        """A new stream that begins with what is readable of this one before `at` (its tail), without a copy of the bytes.
+
+        From then on the two are independent: also truncating or deleting this one takes nothing from the fork.
+        """
+        return Stream(self._store, forks.fork(self._store._engine, self._ref, new_name, at))
 
     # Writing.
 

@@ -85,7 +85,7 @@ class Revisioned:
             raise TruncatedError(f"what lies behind revision {start} of {self.name} was truncated", cuts.head(self._engine, self._ref))
         if start > row.tail:
             raise InvalidRequestError(f"{self.name} is at revision {row.tail}; there is no revision {start}")
-        return self._values(SegmentCursor(self._engine, self._ref, row.number, row.log, start, row.tail))
+        return self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
 
     def _values(self, cursor: SegmentCursor) -> Iterator[tuple[Revision, bytes]]:
         while not cursor.is_done and (batch := cursor.next_batch()) is not None:

@@ -97,7 +97,7 @@ class Table:
 
     def _changes(self, start: int, follow: bool) -> Iterator[TableChange]:
         row = reading.get_single_segment(self._engine, self._ref)
-        cursor = SegmentCursor(self._engine, self._ref, row.number, row.log, max(start, row.head), None if follow else row.tail)
+        cursor = SegmentCursor(self._engine, self._ref, row, max(start, row.head), None if follow else row.tail)
         while True:
             seen = self._engine.changes.version()
             batch = None if cursor.is_done else cursor.next_batch()

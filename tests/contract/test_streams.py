@@ -299,7 +299,8 @@ def test_a_stream_made_again_is_another_one(store: hw.Store, stream: hw.Stream) 
     again = store.create_stream("a/x", exist_ok=True)
     write(again, *(f"new {n}" for n in range(10)))
     assert again.id != stream.id and values(again) == [f"new {n}" for n in range(10)]
-    assert again.writer("w").last_number == 0
+    with again.writer("w") as named:
+        assert named.last_number == 0
     old_handle: list[Callable[[], Any]] = [
         lambda: stream.schema, lambda: stream.epoch, lambda: stream.is_sealed, lambda: stream.labels, stream.segments, stream.head,
         stream.tail, stream.seal, lambda: stream.cut_at(datetime.now(UTC)), lambda: stream.update(labels=["l"]), lambda: stream.split(0),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headwater.catalog.database import Database, Statement, Tx
+from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
 from headwater.errors import FencedError
 from headwater.runtime import failpoints
 
@@ -234,8 +235,18 @@ def plan(database: Database, log: int, start: int, end: int, limit: int) -> list
     return [Extent(*row) for row in rows]
 
 
-def find_number_at(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int:
-    """The first number in [head, tail) appended at `time_us` or later, else `tail`. Times don't decrease, so this is a binary search."""
+def find_number_at(tx: Tx, row: SegmentRow, time_us: int) -> int:
+    """The first readable number of a segment appended at `time_us` or later, else its tail."""
+    for log, first, until in list_pieces(tx, row):
+        end = min(until, row.tail)
+        found = _search_time(tx, log, max(first, row.head), end, time_us)
+        if found < end:
+            return found
+    return row.tail
+
+
+def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int:
+    # Times don't decrease along a log, so this is a binary search.
     low, high = head, tail
     while low < high:
         middle = (low + high) // 2
@@ -249,32 +260,81 @@ def find_number_at(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int:
     return min(low, tail)
 
 
-def find_append_time(tx: Tx, log: int, number: int) -> int | None:
+def find_append_time(tx: Tx, row: SegmentRow, number: int) -> int | None:
     """When an event was appended."""
+    log, _ = find_piece(tx, row, number)
     rows = tx.run("SELECT appended_at FROM extent WHERE log = ? AND first <= ? ORDER BY first DESC LIMIT 1", (log, number))
     return int(rows[0][0]) if rows else None
 
 
+_END = 1 << 62
+
+
 def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:
-    """Delete up to `limit` extents that lie wholly below a number; returns how many went."""
-    rows = tx.run("SELECT first, count, length FROM extent WHERE log = ? AND first < ? ORDER BY first LIMIT ?", (log, below, limit))
-    gone = [row for row in rows if row[0] + row[1] <= below]
-    if gone:
-        last = gone[-1][0]
-        tx.run("DELETE FROM inline_block WHERE log = ? AND first <= ?", (log, last))
-        tx.run("DELETE FROM extent WHERE log = ? AND first <= ?", (log, last))
-        tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[2] for row in gone), log))
-    return len(gone)
+    """Delete up to `limit` extents that lie wholly below a number, and that no fork or tag needs; returns how many went."""
+    gone = 0
+    for start, end in _gaps(_views(tx, log), below):
+        rows = tx.run(
+            "SELECT first, length FROM extent WHERE log = ? AND first >= ? AND first < ? AND first + count <= ? ORDER BY first LIMIT ?",
+            (log, start, end, end, limit - gone),
+        )
+        if rows:
+            ends = (log, rows[0][0], rows[-1][0])
+            tx.run("DELETE FROM inline_block WHERE log = ? AND first BETWEEN ? AND ?", ends)
+            tx.run("DELETE FROM extent WHERE log = ? AND first BETWEEN ? AND ?", ends)
+            tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[1] for row in rows), log))
+            gone += len(rows)
+        if gone >= limit:
+            break
+    return gone
+
+
+def _views(tx: Tx, log: int) -> list[tuple[int, int]]:
+    """The ranges of a log's numbers that forks and tags need."""
+    forks = tx.run(
+        "SELECT b.first, b.until, s.head, s.stream, s.number FROM base b JOIN segment s ON s.log = b.log WHERE b.source = ?", (log,)
+    )
+    found = [(max(first, head), until) for first, until, head, _, _ in forks]
+    owners = [(row[3], row[4]) for row in forks] + [
+        (r[0], r[1]) for r in tx.run("SELECT stream, number FROM segment WHERE log = ?", (log,))
+    ]
+    for owner in owners:
+        found += [(row[0], row[1]) for row in tx.run("SELECT first, until FROM pin WHERE stream = ? AND segment = ?", owner)]
+    return sorted((start, until) for start, until in found if start < until)
+
+
+def _gaps(ranges: list[tuple[int, int]], below: int) -> list[tuple[int, int]]:
+    """What lies between ordered ranges, from 0 to `below`."""
+    found, at = [], 0
+    for start, until in ranges:
+        if start > at:
+            found.append((at, min(start, below)))
+        at = max(at, until)
+    return [*(gap for gap in found if gap[0] < gap[1]), *([(at, below)] if at < below else [])]
 
 
 def delete_dead_extents(tx: Tx, limit: int) -> int:
-    """Delete up to `limit` extents of dead logs, and the logs that are empty then; returns how many rows went."""
+    """Delete up to `limit` extents that nothing needs of logs that have no segment; returns how many rows went."""
     gone = 0
-    for (log,) in tx.run("SELECT log FROM dead_log ORDER BY log LIMIT ?", (limit,)):
-        found = delete_extents_below(tx, log, 1 << 62, limit - gone)
-        gone += found
+    for (log,) in tx.run("SELECT log FROM dead_log ORDER BY log"):
+        gone += delete_extents_below(tx, log, _END, limit - gone)
         if gone >= limit:
             break
-        tx.run("DELETE FROM dead_log WHERE log = ?", (log,))
-        gone += 1
+        if not tx.run("SELECT 1 FROM extent WHERE log = ? LIMIT 1", (log,)):
+            tx.run("DELETE FROM dead_log WHERE log = ?", (log,))
+            gone += 1
+    return gone
+
+
+def delete_unneeded(tx: Tx, limit: int) -> int:
+    """Delete up to `limit` extents below the heads of their segments, all of them in dropped ones; returns how many went."""
+    gone = 0
+    rows = tx.run(
+        "SELECT s.log, s.head, s.dropped FROM segment s WHERE (s.head > 0 OR s.dropped = 1) AND EXISTS "
+        "(SELECT 1 FROM extent e WHERE e.log = s.log AND (s.dropped = 1 OR e.first + e.count <= s.head))"
+    )
+    for log, head, dropped in rows:
+        gone += delete_extents_below(tx, log, _END if dropped else head, limit - gone)
+        if gone >= limit:
+            break
     return gone

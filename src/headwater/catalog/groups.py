@@ -199,11 +199,6 @@ def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
         raise FencedError(f"the reader {reader!r} was taken over, removed or timed out: this one is fenced")
 
 
-def find_log(tx: Tx, stream: int, segment: int) -> int | None:
-    row = segments.find_segment(tx, stream, segment)
-    return row.log if row is not None else None
-
-
 def find_sealed_tail(tx: Tx, stream: int, segment: int) -> int | None:
     """A sealed segment's tail; None if it is open or gone."""
     row = segments.find_segment(tx, stream, segment)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headwater.catalog.database import Tx
 from headwater.catalog.schema import next_id
 from headwater.errors import ConflictError, InvalidRequestError, NotFoundError, SealedError
-from headwater.model.cuts import Span
+from headwater.model.cuts import Span, is_before
 from headwater.model.keys import KeyRange
 from headwater.model.limits import OPEN_SEGMENTS
 from headwater.runtime import failpoints
@@ -31,6 +31,8 @@ class SegmentRow:
     tail: int
     bytes: int
     appended_at: int
+    base_until: int
+    dropped: int
 
     @property
     def is_open(self) -> bool:
@@ -41,7 +43,9 @@ class SegmentRow:
         return Span(self.number, self.keys, self.head, self.tail)
 
 
-_COLUMNS = "number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, appended_at"
+_COLUMNS = (
+    "number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, appended_at, base_until, dropped"
+)
 
 
 def _row(row: tuple[int, ...]) -> SegmentRow:
@@ -65,9 +69,10 @@ def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Se
     return numbers
 
 
-def list_segments(tx: Tx, stream: int) -> list[SegmentRow]:
-    """Every segment that has a row, by number."""
-    return [_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? ORDER BY number", (stream,))]
+def list_segments(tx: Tx, stream: int, *, with_dropped: bool = False) -> list[SegmentRow]:
+    """Every segment that is readable, by number; with those that only a tag keeps, if asked for."""
+    dropped = "" if with_dropped else "AND dropped = 0"
+    return [_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? {dropped} ORDER BY number", (stream,))]
 
 
 def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
@@ -79,7 +84,9 @@ def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRo
     """The segments of several streams in one look: consistent."""
     found: dict[int, list[SegmentRow]] = {stream: [] for stream in streams}
     marks = ", ".join("?" * len(streams))
-    for stream, *row in tx.run(f"SELECT stream, {_COLUMNS} FROM segment WHERE stream IN ({marks}) ORDER BY number", streams):
+    for stream, *row in tx.run(
+        f"SELECT stream, {_COLUMNS} FROM segment WHERE stream IN ({marks}) AND dropped = 0 ORDER BY number", streams
+    ):
         found[stream].append(_row(tuple(row)))
     return found
 
@@ -169,11 +176,80 @@ def _tiles(old: Sequence[KeyRange], new: Sequence[KeyRange]) -> bool:
 
 
 def advance_heads(tx: Tx, stream: int, heads: dict[int, int], drop: Sequence[int]) -> None:
-    """Make numbers below `heads` unreadable and forget the segments `drop`. Their extents go later, in slices."""
+    """Make numbers below `heads` unreadable and forget the segments `drop`. Their extents go later, in slices.
+
+    A segment that a tag pins is only marked: with the tag its rows go too.
+    """
     tx.run("SELECT number FROM segment WHERE stream = ? ORDER BY number FOR UPDATE", (stream,))
     tx.defer(
         "UPDATE segment SET head = ? WHERE stream = ? AND number = ? AND head < ?",
         [(head, stream, number, head) for number, head in heads.items()],
     )
-    tx.defer("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ? AND number = ?", [(stream, number) for number in drop])
-    tx.defer("DELETE FROM segment WHERE stream = ? AND number = ?", [(stream, number) for number in drop])
+    pinned = {row[0] for row in tx.run("SELECT DISTINCT segment FROM pin WHERE stream = ?", (stream,))}
+    tx.defer("UPDATE segment SET dropped = 1 WHERE stream = ? AND number = ?", [(stream, number) for number in drop if number in pinned])
+    forget_segments(tx, stream, [number for number in drop if number not in pinned])
+
+
+def forget_segments(tx: Tx, stream: int, numbers: Sequence[int]) -> None:
+    """Delete segments' rows. What is left of their logs is deleted later, as far as no fork or tag needs it."""
+    keys = [(stream, number) for number in numbers]
+    tx.defer("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ? AND number = ?", keys)
+    tx.defer("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ? AND number = ?)", keys)
+    tx.defer("DELETE FROM segment WHERE stream = ? AND number = ?", keys)
+
+
+def copy_segments(tx: Tx, parent: int, fork: int, numbers: dict[int, int]) -> None:
+    """Give a new stream its parent's segments up to a cut, as views of the parent's logs: no bytes are copied.
+
+    `numbers` are the cut: these segments end there and are open in the fork; the ones before are sealed as they are. The caller has
+    locked the parent.
+    """
+    rows = list_segments(tx, parent)
+    spans = [row.span for row in rows if row.number in numbers]
+    next_segment = 0
+    for row in rows:
+        if row.number not in numbers and not is_before(row.span, spans):
+            continue
+        tail = numbers.get(row.number, row.tail)
+        log = next_id(tx, "log")
+        sealed = (None, None) if row.number in numbers else (row.sealed_epoch, row.sealed_at)
+        tx.run(
+            "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, "
+            "appended_at, base_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+            (
+                fork,
+                row.number,
+                log,
+                row.keys.start - _SHIFT,
+                row.keys.end - 1 - _SHIFT,
+                row.made_epoch,
+                row.made_at,
+                *sealed,
+                row.head,
+                tail,
+            )
+            + (row.appended_at, tail),
+        )
+        for source, first, until in list_pieces(tx, row):
+            start, end = max(first, row.head), min(until, tail)
+            if start < end:
+                tx.run("INSERT INTO base (log, first, until, source) VALUES (?, ?, ?, ?)", (log, start, end, source))
+        next_segment = row.number + 1
+    tx.run("UPDATE stream SET next_segment = ? WHERE id = ?", (next_segment, fork))
+
+
+def list_pieces(tx: Tx, row: SegmentRow) -> list[tuple[int, int, int]]:
+    """(log, first, until) of the logs that hold a segment's numbers, in order; the last one is its own."""
+    bases: list[tuple[int, int, int]] = []
+    if row.base_until:
+        found = tx.run("SELECT source, first, until FROM base WHERE log = ? ORDER BY first", (row.log,))
+        bases = [(piece[0], piece[1], piece[2]) for piece in found]
+    return [*bases, (row.log, row.base_until, 1 << 62)]
+
+
+def find_piece(tx: Tx, row: SegmentRow, number: int) -> tuple[int, int]:
+    """(log, until) of the log that holds a number of a segment."""
+    for log, _, until in list_pieces(tx, row):
+        if number < until:
+            return log, until
+    raise AssertionError("a segment's own log has no end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from headwater.catalog import transactions
+from headwater.catalog import tags, transactions
 from headwater.catalog.database import Tx
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import insert_segments
@@ -72,6 +72,25 @@ def create_stream(
     tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, 1, ?)", (stream, schema))
     _insert_labels(tx, stream, labels)
     insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
+    return get_stream(tx, stream)
+
+
+def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
+    """A new stream with its parent's kind, schemas and policies, without segments; None if the name is taken."""
+    create_scope(tx, name.scope)
+    tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name.scope,))
+    stream = next_id(tx, "stream")
+    made = tx.run(
+        "INSERT INTO stream (id, scope, name, kind, epoch, next_segment, schema_version, scaling, retention, created_at) "
+        "SELECT ?, ?, ?, kind, epoch, 0, schema_version, scaling, retention, now_us() FROM stream WHERE id = ? "
+        "ON CONFLICT (scope, name) DO NOTHING RETURNING id",
+        (stream, name.scope, name.name, parent),
+    )
+    if not made:
+        return None
+    tx.run(
+        "INSERT INTO stream_schema (stream, version, arrow) SELECT ?, version, arrow FROM stream_schema WHERE stream = ?", (stream, parent)
+    )
     return get_stream(tx, stream)
 
 
@@ -161,7 +180,11 @@ def delete_stream(tx: Tx, stream: int) -> None:
     row = lock_stream(tx, stream)
     if row.sealed_at is None:
         raise ConflictError(f"stream {row.full_name} is open: seal it before you delete it")
+    tagged = tags.find_tags_of(tx, stream)
+    if tagged:
+        raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
     tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
+    tx.run("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,))
     for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark"):
         tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     tx.run("DELETE FROM stream WHERE id = ?", (stream,))

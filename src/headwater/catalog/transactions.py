@@ -123,6 +123,7 @@ def stage(tx: Tx, id: str, batch: Batch) -> None:
     if not rows:
         raise _ended(id, get_state(tx, id))
     _insert(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.changes))
+    failpoints.reach("txn.inserted")
 
 
 def _insert(tx: Tx, id: str, batch: Batch, first: int) -> None:
@@ -187,6 +188,7 @@ def _drop(tx: Tx, ids: Sequence[str], reason: str) -> None:
     for id in ids:
         _forget_staged(tx, id)
         tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (json.dumps({"reason": reason}), id))
+        failpoints.reach("txn.dropped")
 
 
 def _forget_staged(tx: Tx, id: str) -> None:
@@ -437,10 +439,14 @@ def _apply(tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Target
             tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", [(target.log, target.tail, append.data)])
         target.tail += append.count
         target.bytes += append.length
+    # Several staged segments may have one target, and so may the transactions that share a roll: what is added counts once.
+    grown = {(stream, target.number): target for (stream, _), target in used.items()}
     tx.defer(
         "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = ?",
-        [(target.tail, target.bytes, appended_at, stream, target.number) for (stream, _), target in used.items()],
+        [(target.tail, target.bytes, appended_at, *place) for place, target in grown.items()],
     )
+    for target in grown.values():
+        target.bytes = 0
     tables.apply_entries(tx, [change for change in changes if change.kind != "reader"])
     groups.apply_positions(tx, [change for change in changes if change.kind == "reader"])
     if not is_new:

@@ -50,7 +50,7 @@ class SegmentCheck:
     def run(self) -> Iterator[None]:
         at, end, appended_at = self._row.head, self._row.tail, 0
         while at < end:
-            extents = self._engine.plan(self._row.log, at, end, _SLICE_EXTENTS)
+            extents = self._engine.plan(self._row, at, end, _SLICE_EXTENTS)
             if not extents:
                 self._add_gap(at, end)
                 break
@@ -185,7 +185,7 @@ class SegmentCheck:
         )[0]
         self._report.leftover_rows += int(below)
         stored = self._bytes + int(below_bytes)
-        if stored != self._row.bytes and not self._has_gap and self._find_row() == self._row:
+        if not self._row.base_until and stored != self._row.bytes and not self._has_gap and self._find_row() == self._row:
             self._add("counter", f"its blocks have {stored:,} bytes, its row says {self._row.bytes:,}")
 
     def _add_lost(self, extent: Extent, kind: str, object: str, message: str) -> None:
@@ -210,7 +210,7 @@ class SegmentCheck:
         row = self._find_row()
         if row is None or row.head >= extent.end:
             return False
-        again = self._engine.plan(self._row.log, extent.first, extent.end, 1)
+        again = self._engine.plan(self._row, extent.first, extent.end, 1)
         return [(found.first, found.object) for found in again] == [(extent.first, extent.object)]
 
 

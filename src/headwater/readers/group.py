@@ -198,7 +198,7 @@ def _lag(tx: Tx, group: GroupRow) -> tuple[int, int, float]:
             row = item.segment
             events += item.end - item.start
             size += row.bytes * (item.end - item.start) // max(1, row.tail - row.head)
-            appended_at = extents.find_append_time(tx, row.log, item.start)
+            appended_at = extents.find_append_time(tx, row, item.start)
             if appended_at is not None:
                 oldest = appended_at if oldest is None else min(oldest, appended_at)
     now = tx.run("SELECT now_us()")[0][0]

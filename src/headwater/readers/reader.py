@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.catalog import groups
+from headwater.catalog import groups, segments
 from headwater.catalog.database import Tx
 from headwater.catalog.groups import GroupRow
 from headwater.catalog.transactions import Change
@@ -235,11 +235,11 @@ class Reader:
     def _take(self, key: Key, position: int) -> None:
         stream, segment = key
         end = (self._group.ends or {}).get(stream, {}).get(segment)
-        log = self._engine.read(groups.find_log, stream, segment)
-        if log is None:
+        row = self._engine.read(segments.find_segment, stream, segment)
+        if row is None or row.dropped:
             head = cuts.head(self._engine, self._refs[stream])
             raise TruncatedError(f"segment {segment} of {self._refs[stream].name} was truncated; reset the group to go on", head)
-        self._held[key] = _Held(SegmentCursor(self._engine, self._refs[stream], segment, log, position, end), position)
+        self._held[key] = _Held(SegmentCursor(self._engine, self._refs[stream], row, position, end), position)
         self._order.append(key)
 
     def _release(self, key: Key) -> None:

@@ -29,12 +29,15 @@ NAMES = (
     "truncate.sliced",
     "txn.begun",
     "txn.stored",
+    "txn.inserted",
     "txn.staged",
     "txn.applied",
     "txn.committed",
     "txn.prepared",
     "txn.rolled",
+    "txn.dropped",
     "txn.aborted",
+    "txn.expired",
 )
 
 _armed: dict[str, list[tuple[str, int]]] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -100,6 +101,27 @@ def encode(chunks: Sequence[Chunk], schema_version: int, opaque: bool) -> Encode
         crc = google_crc32c.extend(crc, buffer)
     header = HEADER.pack(MAGIC, kind, flags, 0, count, schema_version, crc, *lengths)
     return EncodedBlock([header, *body], count, HEADER.size + sum(buffer.size for buffer in body), crc)
+
+
+def encode_few(values: Sequence[bytes], keys: Sequence[bytes | None], schema_version: int) -> EncodedBlock:
+    """The block that `encode` makes of the same opaque events, without Arrow: for one or a few events it is ten times as fast."""
+    has_keys = any(key is not None for key in keys)
+    sections = [*_packed(values), b"", b"", b"", b"", b""]
+    if has_keys:
+        sections[3:5] = _packed([key or b"" for key in keys])
+        if None in keys:
+            bits = sum(1 << index for index, key in enumerate(keys) if key is not None)
+            sections[2] = bits.to_bytes((len(keys) + 7) // 8, "little")
+    fields = (MAGIC, OPAQUE_KIND, _HAS_KEYS if has_keys else 0, 0, len(values), schema_version)
+    lengths = [len(section) for section in sections]
+    body = b"".join(section + bytes(-len(section) % _ALIGNMENT) for section in sections)
+    crc = google_crc32c.value(HEADER.pack(*fields, 0, *lengths) + body)
+    data = HEADER.pack(*fields, crc, *lengths) + body
+    return EncodedBlock([data], len(values), len(data), crc)
+
+
+def _packed(values: Sequence[bytes]) -> tuple[bytes, bytes]:
+    return struct.pack(f"<{len(values) + 1}i", 0, *accumulate(map(len, values))), b"".join(values)
 
 
 def _opaque_sections(chunks: Sequence[Chunk], has_keys: bool, has_times: bool) -> list[list[pa.Buffer]]:

@@ -13,9 +13,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import extents, streams
+from headwater.catalog import extents, segments, streams
 from headwater.catalog.database import Changes, Database, Tx
 from headwater.catalog.extents import Extent, Flush, PartResult
+from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
 from headwater.runtime.workers import Workers
@@ -66,8 +67,13 @@ class Engine:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
         return self.database.write(lambda tx: extents.commit_flush(tx, flush), repeatable=True)
 
-    def plan(self, log: int, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
+    def plan(self, row: SegmentRow, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
+        """The next extents of a segment that hold numbers [start, end)."""
         self._check_open()
+        log = row.log
+        if start < row.base_until:
+            log, until = self.read(segments.find_piece, row, start)
+            end = min(end, until)
         return extents.plan(self.database, log, start, end, limit)
 
     @property

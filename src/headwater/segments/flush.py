@@ -25,16 +25,18 @@ from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, 
 from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
 from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
-from headwater.segments.block import Chunk, EncodedBlock, encode
+from headwater.segments.block import Chunk, EncodedBlock, encode, encode_few
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
-from headwater.segments.routing import Router
+from headwater.segments.routing import Route, Router
 from headwater.storage import layout
 
 #: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones.
 _OVERLAP_BYTES_LOCAL = 4 * MIB
 _OVERLAP_BYTES_REMOTE = 1 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
+#: Up to so many events are encoded without arrays: making those takes 0.2 ms, a good part of an ack.
+_FEW_EVENTS = 32
 _FOOTER_MAGIC = b"HWF1"
 
 
@@ -371,6 +373,9 @@ class Flusher:
                 run.count, run.offset = run.size, offset
                 offset += run.count
             return _PendingPart(lane, runs, [(route.numbers[0], _raw_block(runs))], None)
+        self._turn += 1
+        if lane.stream.is_opaque and _are_few(runs):
+            return self._encode_few(lane, runs, route)
         chunks = []
         for run in runs:
             run.freeze()
@@ -378,9 +383,19 @@ class Flusher:
             run.offset = offset
             offset += run.count
             chunks.append(run.chunk)
-        self._turn += 1
         spread, which = route.spread(chunks, self._turn)
         blocks = [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread]
+        return _PendingPart(lane, runs, blocks, which)
+
+    def _encode_few(self, lane: Lane, runs: list[Run], route: Route) -> _PendingPart:
+        values: list[bytes] = []
+        keys: list[bytes | None] = []
+        for run in runs:
+            run.offset, run.count = len(values), len(run.values)
+            values += run.values
+            keys += run.keys
+        spread, which = route.spread_few(values, keys, self._turn)
+        blocks = [(segment, encode_few(some, their_keys, lane.stream.schema_version)) for segment, some, their_keys in spread]
         return _PendingPart(lane, runs, blocks, which)
 
     def _begin_storing(self, flush: _PendingFlush) -> None:
@@ -543,6 +558,11 @@ def _known(error: Exception) -> HeadwaterError:
     known = HeadwaterError(f"storing events failed: {error!r}")
     known.__cause__ = error
     return known
+
+
+def _are_few(runs: list[Run]) -> bool:
+    """Whether these are a few events, given one by one, that need no arrays."""
+    return sum(len(run.values) for run in runs) <= _FEW_EVENTS and all(run.chunk is None and not run.times for run in runs)
 
 
 def _raw_block(runs: list[Run]) -> EncodedBlock:

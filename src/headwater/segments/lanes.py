@@ -104,7 +104,7 @@ class Run:
         self.placement = placement
         self.error = error
         self.chunk = None
-        self.values = []
+        self.values, self.keys = [], []
 
 
 def make_chunk(stream: StreamRef, values: list[Any], keys: list[bytes | None], times: dict[int, datetime]) -> Chunk:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headwater.catalog import segments
 from headwater.catalog.extents import Extent
+from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.events import Event, events_of
 from headwater.model.limits import MIB, PREFETCH_BYTES
@@ -124,11 +125,11 @@ def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
 class SegmentCursor:
     """Reads one segment from a number on, up to `end`, or along its tail if `end` is None."""
 
-    def __init__(self, engine: Engine, stream: StreamRef, segment: int, log: int, start: int, end: int | None) -> None:
+    def __init__(self, engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int | None) -> None:
         self._engine = engine
         self._stream = stream
-        self.segment = segment
-        self._log = log
+        self._row = row
+        self.segment = row.number
         self.number = start
         self.end = end
         self._planned = start
@@ -187,7 +188,7 @@ class SegmentCursor:
         end = self.end if self.end is not None else 1 << 62
         if self._planned >= end:
             return
-        found = self._engine.plan(self._log, self._planned, end)
+        found = self._engine.plan(self._row, self._planned, end)
         if not found:
             if self.end is not None:
                 self._explain_gap(None)

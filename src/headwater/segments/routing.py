@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.errors import NotFoundError, SealedError
-from headwater.model.keys import hash_keys
+from headwater.model.keys import hash_key, hash_keys
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -21,6 +22,7 @@ class Route:
 
     def __init__(self, numbers: list[int], starts: list[int]) -> None:
         self.numbers = tuple(numbers)
+        self._start_list = starts
         self._starts = np.array(starts, dtype=np.uint64)
 
     def spread(self, chunks: list[Chunk], turn: int) -> tuple[list[tuple[int, list[Chunk]]], Any]:
@@ -46,6 +48,22 @@ class Route:
             for index, start, end in zip(used.tolist(), bounds, bounds[1:], strict=False)
         ]
         return found, np.searchsorted(used, place).astype(np.uint16)
+
+    def spread_few(
+        self, values: list[bytes], keys: list[bytes | None], turn: int
+    ) -> tuple[list[tuple[int, list[bytes], list[bytes | None]]], Any]:
+        """Like `spread`, for so few events that arrays of them would cost more than they save."""
+        own = turn % len(self.numbers)
+        places = [own if key is None else bisect_right(self._start_list, hash_key(key)) - 1 for key in keys]
+        used = sorted(set(places))
+        if len(used) == 1:
+            return [(self.numbers[used[0]], values, keys)], None
+        chosen = [[index for index, other in enumerate(places) if other == place] for place in used]
+        found = [
+            (self.numbers[place], [values[index] for index in indices], [keys[index] for index in indices])
+            for place, indices in zip(used, chosen, strict=True)
+        ]
+        return found, np.array([used.index(place) for place in places], dtype=np.uint16)
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:

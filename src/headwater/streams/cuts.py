@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from headwater.catalog import extents, segments
+from headwater.catalog import extents, segments, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
@@ -62,16 +63,25 @@ def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
     return engine.read(look)
 
 
+def numbers_in(tx: Tx, store_id: str, stream: StreamRef, place: Place) -> dict[int, int]:
+    """A place as event numbers by segment. TruncatedError if it lies before the head."""
+    rows = _rows_in(tx, stream)
+    found = _resolve(tx, store_id, stream, rows, place, "head")
+    _between(store_id, stream, rows, found, None)
+    return found
+
+
+def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[Range], dict[int, int]]:
+    """What lies before a cut, and the head."""
+    rows = _rows_in(tx, stream)
+    first = _head(rows)
+    return _between(store_id, stream, rows, first, _numbers(store_id, stream, rows, cut)), first
+
+
 def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
     """A place as event numbers by segment. TruncatedError if it lies before the head."""
 
-    def look(tx: Tx) -> dict[int, int]:
-        rows = _rows_in(tx, stream)
-        found = _resolve(tx, engine.store_id, stream, rows, place, "head")
-        _between(engine.store_id, stream, rows, found, None)
-        return found
-
-    return engine.read(look)
+    return engine.read(numbers_in, engine.store_id, stream, place)
 
 
 def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
@@ -141,7 +151,7 @@ def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int]:
     # Where that time's segments are gone, or there were none yet, the head is the place.
     spans = [row.span for row in active]
     rest = {span.number: span.head for span in first_spans(row.span for row in rows) if not any(span.keys.overlaps(s.keys) for s in spans)}
-    return {row.number: extents.find_number_at(tx, row.log, row.head, row.tail, time_us) for row in active} | rest
+    return {row.number: extents.find_number_at(tx, row, time_us) for row in active} | rest
 
 
 def _resolve(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
@@ -192,15 +202,62 @@ def _numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut)
 
 def _ranges(tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place) -> list[Range]:
     rows = _rows_in(tx, stream)
-    lower = _resolve(tx, store_id, stream, rows, start, "head")
     upper = _resolve(tx, store_id, stream, rows, end, "tail")
-    return _between(store_id, stream, rows, lower, upper)
+    lower = _tagged_head(tx, stream, upper) if isinstance(end, Cut) and start in (None, "head") else None
+    if lower is None:
+        lower = _resolve(tx, store_id, stream, rows, start, "head")
+    try:
+        return _between(store_id, stream, rows, lower, upper)
+    except TruncatedError:
+        kept = _kept_ranges(tx, stream, lower, upper)
+        if kept is None:
+            raise
+        return kept
+
+
+def _tagged_head(tx: Tx, stream: StreamRef, cut: dict[int, int]) -> dict[int, int] | None:
+    """Up to a tagged cut, the head is where it was when the cut was tagged."""
+    for _, text, head in tags.list_tags(tx):
+        part = Cut.parse(text).streams.get(stream.name)
+        if part is not None and part.id == stream.id and dict(part.segments) == cut:
+            return dict(Cut.parse(head).streams[stream.name].segments)
+    return None
+
+
+def _kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[int, int]) -> list[Range] | None:
+    """What lies between two places of which some is truncated, if tags keep all of it; else None."""
+    pins = tags.get_pins(tx, stream.id)
+    by_number = {row.number: row for row in segments.list_segments(tx, stream.id, with_dropped=True)}
+    if any(segment not in by_number for segment in (*lower, *upper)):
+        return None
+    # A segment that a tag pins was not truncated then: it is read from where the tag begins.
+    begun = [row if row.number not in pins else replace(row, head=min(pin[0] for pin in pins[row.number])) for row in by_number.values()]
+    found = between_numbers(begun, lower, upper)
+    if not all(_is_kept(by_number[item.segment.number], item.start, item.end, pins) for item in found):
+        return None
+    return [Range(by_number[item.segment.number], item.start, item.end) for item in found]
+
+
+def is_kept(tx: Tx, stream: StreamRef, row: SegmentRow, start: int, end: int) -> bool:
+    """Whether numbers [start, end) of a segment are readable, or kept by a tag."""
+    return _is_kept(row, start, end, tags.get_pins(tx, stream.id) if row.dropped or start < row.head else {})
+
+
+def _is_kept(row: SegmentRow, start: int, end: int, pins: tags.Pins) -> bool:
+    if start >= row.head and not row.dropped:
+        return True
+    needed = end if row.dropped else min(end, row.head)
+    return any(first <= start and needed <= until for first, until in pins.get(row.number, ()))
+
+
+def _head_of(rows: dict[int, SegmentRow], segment: int) -> int:
+    return rows[segment].head if segment in rows else 0
 
 
 def _between(store_id: str, stream: StreamRef, rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
     by_number = {row.number: row for row in rows}
     gone = [segment for cut in (lower, upper or {}) for segment in cut if segment not in by_number]
-    gone += [segment for segment, number in lower.items() if segment in by_number and number < by_number[segment].head]
+    gone += [segment for cut in (lower, upper or {}) for segment, number in cut.items() if number < _head_of(by_number, segment)]
     if gone:
         first = Cut(store_id, {stream.name: StreamCut(stream.id, _head(rows))})
         raise TruncatedError(

@@ -28,7 +28,7 @@ def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range]) -> Iterator
     while waiting or reading:
         for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
             waiting.remove(item)
-            reading[SegmentCursor(engine, stream, item.segment.number, item.segment.log, item.start, item.end)] = item.segment
+            reading[SegmentCursor(engine, stream, item.segment, item.start, item.end)] = item.segment
         try:
             cursor = _earliest(reading)
             batch = cursor.next_batch()
@@ -70,7 +70,7 @@ def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Itera
         for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
             waiting.remove(item)
             end = item.end if not item.segment.is_open else None
-            reading[SegmentCursor(engine, stream, item.segment.number, item.segment.log, item.start, end)] = item.segment
+            reading[SegmentCursor(engine, stream, item.segment, item.start, end)] = item.segment
         found = False
         tails = None
         for cursor in sorted(reading, key=lambda cursor: cursor.segment):

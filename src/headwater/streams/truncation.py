@@ -28,15 +28,14 @@ def truncate(engine: Engine, stream: StreamRef, cut: Cut) -> None:
     except NotFoundError:
         raise NotFoundError(f"stream {stream.name} was deleted") from None
     failpoints.reach("truncate.committed")
-    for row in engine.read(segments.list_segments, stream.id):
-        while row.head and engine.write(extents.delete_extents_below, row.log, row.head, SLICE_ROWS):
-            failpoints.reach("truncate.sliced")
-    delete_dead_extents(engine)
+    free_rows(engine)
 
 
-def delete_dead_extents(engine: Engine) -> int:
-    """Delete the extents of dropped segments and deleted streams; returns how many rows went."""
+def free_rows(engine: Engine) -> int:
+    """Delete the extents of what was truncated or deleted, and that no fork or tag needs; returns how many rows went."""
     gone = 0
-    while found := engine.write(extents.delete_dead_extents, SLICE_ROWS):
-        gone += found
+    for step in (extents.delete_unneeded, extents.delete_dead_extents):
+        while found := engine.write(step, SLICE_ROWS):
+            gone += found
+            failpoints.reach("truncate.sliced")
     return gone

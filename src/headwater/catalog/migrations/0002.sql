@@ -119,3 +119,35 @@ CREATE TABLE watermark (
     numbers TEXT NOT NULL,
     PRIMARY KEY (stream, number)
 );
+
+-- `base_until`: numbers below it are in other logs (see base). `dropped`: truncated away, and kept only because a tag pins it.
+ALTER TABLE segment ADD COLUMN base_until BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE segment ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0;
+
+-- A fork's segment: its log has the numbers [first, until) from the log `source`, below its own extents.
+CREATE TABLE base (
+    log BIGINT NOT NULL,
+    first BIGINT NOT NULL,
+    until BIGINT NOT NULL,
+    source BIGINT NOT NULL,
+    PRIMARY KEY (log, first)
+);
+CREATE INDEX base_by_source ON base (source);
+
+-- Named cuts, with the head at the time, and the numbers they keep readable.
+CREATE TABLE tag (
+    name TEXT PRIMARY KEY,
+    cut TEXT NOT NULL,
+    head TEXT NOT NULL,
+    created_at BIGINT NOT NULL
+);
+
+CREATE TABLE pin (
+    tag TEXT NOT NULL REFERENCES tag (name),
+    stream BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    first BIGINT NOT NULL,
+    until BIGINT NOT NULL,
+    PRIMARY KEY (tag, stream, segment)
+);
+CREATE INDEX pin_by_segment ON pin (stream, segment);

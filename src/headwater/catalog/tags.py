@@ -1,0 +1,49 @@
+"""Tags: named cuts that keep what lies before them readable, also when it is truncated."""
+
+from __future__ import annotations
+
+from headwater.catalog import segments
+from headwater.catalog.database import Tx
+
+Pins = dict[int, list[tuple[int, int]]]
+
+
+def insert_tag(tx: Tx, name: str, cut: str, head: str, pins: list[tuple[int, int, int, int]]) -> bool:
+    """Name a cut, and pin (stream, segment, first, until); False if the name is taken. The caller has locked the streams."""
+    made = tx.run(
+        "INSERT INTO tag (name, cut, head, created_at) VALUES (?, ?, ?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name",
+        (name, cut, head),
+    )
+    if made:
+        tx.defer("INSERT INTO pin (tag, stream, segment, first, until) VALUES (?, ?, ?, ?, ?)", [(name, *pin) for pin in pins])
+    return bool(made)
+
+
+def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
+    """(name, cut, head then)."""
+    return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag ORDER BY name")]
+
+
+def delete_tag(tx: Tx, name: str) -> bool:
+    """Forget a tag, and the segments that only it kept; False if there is none."""
+    pinned = tx.run("SELECT stream, segment FROM pin WHERE tag = ? ORDER BY stream, segment", (name,))
+    tx.run("DELETE FROM pin WHERE tag = ?", (name,))
+    gone = tx.run("DELETE FROM tag WHERE name = ? RETURNING name", (name,))
+    for stream, segment in pinned:
+        row = segments.find_segment(tx, stream, segment)
+        others = tx.run("SELECT 1 FROM pin WHERE stream = ? AND segment = ? LIMIT 1", (stream, segment))
+        if row is not None and row.dropped and not others:
+            segments.forget_segments(tx, stream, [segment])
+    return bool(gone)
+
+
+def get_pins(tx: Tx, stream: int) -> Pins:
+    """The pinned ranges of each segment of a stream."""
+    found: Pins = {}
+    for segment, first, until in tx.run("SELECT segment, first, until FROM pin WHERE stream = ?", (stream,)):
+        found.setdefault(segment, []).append((first, until))
+    return found
+
+
+def find_tags_of(tx: Tx, stream: int) -> list[str]:
+    return [row[0] for row in tx.run("SELECT DISTINCT tag FROM pin WHERE stream = ? ORDER BY tag", (stream,))]

@@ -1,0 +1,71 @@
+"""Forks and tags: a stream that begins as another one was at a cut, and cuts with a name. No bytes are copied for either."""
+
+from __future__ import annotations
+
+from headwater.catalog import segments, streams, tags
+from headwater.catalog.database import Tx
+from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
+from headwater.model.cuts import Cut, StreamCut
+from headwater.model.names import parse_stream_name, parse_word
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.streams import cuts, truncation
+from headwater.streams.cuts import Place
+from headwater.streams.lifecycle import open_stream, stream_ref
+
+
+def fork(engine: Engine, stream: StreamRef, new_name: str, at: Place) -> StreamRef:
+    """A new stream with all that is readable before a place of this one, from then on independent of it.
+
+    It has none of its parent's writers, groups or transactions, and keeps what it needs when the parent is truncated or deleted.
+    """
+    name = parse_stream_name(new_name)
+
+    def work(tx: Tx) -> streams.StreamRow:
+        streams.lock_stream(tx, stream.id)
+        numbers = cuts.numbers_in(tx, engine.store_id, stream, at if at is not None else "tail")
+        row = streams.copy_stream(tx, stream.id, name)
+        if row is None:
+            raise AlreadyExistsError(f"stream {name} exists")
+        segments.copy_segments(tx, stream.id, row.id, numbers)
+        return row
+
+    try:
+        return stream_ref(engine, engine.write(work))
+    except NotFoundError:
+        raise NotFoundError(f"stream {stream.name} was deleted") from None
+
+
+def tag(engine: Engine, name: str, cut: Cut) -> None:
+    """Name a cut: what is readable before it now stays so, also after a truncation, until `untag`."""
+    parse_word(name, "tag")
+    if not isinstance(cut, Cut) or not cut.streams:
+        raise InvalidRequestError(f"a tag names a cut of one or more streams, not {cut!r}")
+    refs = [open_stream(engine, parse_stream_name(stream)) for stream in cut.streams]
+
+    def work(tx: Tx) -> bool:
+        heads, pins = {}, []
+        for ref in sorted(refs, key=lambda ref: ref.id):
+            streams.lock_stream(tx, ref.id)
+            found, head = cuts.ranges_to(tx, engine.store_id, ref, cut)
+            heads[ref.name] = StreamCut(ref.id, head)
+            kept = {item.segment.number: (item.start, item.end) for item in found}
+            # Segments of the two cuts are kept also where they are empty, since the cuts name them.
+            for segment, number in (*head.items(), *cut.streams[ref.name].segments.items()):
+                kept.setdefault(segment, (number, number))
+            pins += [(ref.id, segment, *bounds) for segment, bounds in kept.items()]
+        return tags.insert_tag(tx, name, str(cut), str(Cut(engine.store_id, heads)), pins)
+
+    if not engine.write(work):
+        raise AlreadyExistsError(f"there is a tag {name!r}: untag it first")
+
+
+def list_tags(engine: Engine) -> dict[str, Cut]:
+    return {name: Cut.parse(cut) for name, cut, _ in engine.read(tags.list_tags)}
+
+
+def untag(engine: Engine, name: str) -> None:
+    """Forget a tag. What only it kept is freed."""
+    if not engine.write(tags.delete_tag, parse_word(name, "tag")):
+        raise NotFoundError(f"there is no tag {name!r}")
+    truncation.free_rows(engine)
