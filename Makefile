@@ -12,7 +12,7 @@ help:
 	@echo "make test         lint, types and all tests but the long ones (under 10 minutes on 2 cores)"
 	@echo "make test-quick   unit and contract tests without the slow ones (under a minute)"
 	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
-	@echo "make bench        the benchmarks behind the numbers in README.md"
+	@echo "make bench        the benchmarks behind the numbers in README.md; bench-quick in a minute, bench-full with 10 GB"
 	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"
 	@echo "make clean        removes .venv, caches and builds"
 
@@ -30,6 +30,13 @@ test-long: $(VENV)
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks
+
+.PHONY: bench-quick bench-full
+bench-quick: $(VENV)
+	.venv/bin/python -m benchmarks --quick
+
+bench-full: $(VENV)
+	.venv/bin/python -m benchmarks --full
 
 lint: $(VENV)
 	.venv/bin/python -m ruff check .

@@ -31,24 +31,27 @@ class Sizes:
     put_seconds: float
     memory_mb: int
     extents: int
+    commits: int
+    staged_blocks: int
     segments: tuple[int, ...] = (1, 16)
 
 
 FULL = Sizes(
     rounds=7, write_events=500_000, batch_mb=128, read_events=2_000_000, acks=500, tail_events=300, idle_tail_events=20,
-    process_events=400_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=10_000, extents=1_000_000,
+    process_events=400_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=10_000, extents=1_000_000, commits=400, staged_blocks=10000,
 )  # fmt: skip
 DEFAULT = Sizes(
     rounds=5, write_events=400_000, batch_mb=64, read_events=1_000_000, acks=300, tail_events=200, idle_tail_events=12,
-    process_events=300_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=1_000, extents=1_000_000,
+    process_events=300_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=1_000, extents=1_000_000, commits=200, staged_blocks=10000,
 )  # fmt: skip
 QUICK = Sizes(
     rounds=3, write_events=150_000, batch_mb=32, read_events=300_000, acks=60, tail_events=60, idle_tail_events=4,
-    process_events=100_000, puts=12, put_mb=10, put_seconds=0.05, memory_mb=200, extents=50_000, segments=(16,),
+    process_events=100_000, puts=12, put_mb=10, put_seconds=0.05, memory_mb=200, extents=50_000, commits=40,
+    staged_blocks=1000, segments=(16,),
 )  # fmt: skip
 TINY = Sizes(
     rounds=1, write_events=2_000, batch_mb=1, read_events=2_000, acks=3, tail_events=3, idle_tail_events=1,
-    process_events=2_000, puts=4, put_mb=2, put_seconds=0.01, memory_mb=4, extents=500, segments=(2,),
+    process_events=2_000, puts=4, put_mb=2, put_seconds=0.01, memory_mb=4, extents=500, commits=3, staged_blocks=20, segments=(2,),
 )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Below this share of a goal something is broken, whatever else the machine is doing.
-LARGE_LOSS = 0.4
+#: Below this share of a goal something is broken, whatever else the machine is doing. A ratio hardly depends on the machine; a value
+#: (of events a second, of milliseconds) is meant for a quiet one.
+LARGE_LOSS = {"ratio": 0.4, "value": 0.2}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Result:
 
     @property
     def is_large_loss(self) -> bool:
-        return self.share is not None and self.share < LARGE_LOSS
+        return self.goal is not None and self.share is not None and self.share < LARGE_LOSS[self.goal.of]
 
     def to_json(self) -> dict[str, Any]:
         goal = None if self.goal is None else {"of": self.goal.of, "at_least" if self.goal.at_least else "at_most": self.goal.bound}

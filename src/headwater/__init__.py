@@ -23,13 +23,13 @@ from headwater.model.events import Event
 from headwater.model.markers import Marker
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Position, Segment
-from headwater.readers.group import Lag, ReaderGroup, TimeWindow
+from headwater.readers.group import HeldSegment, Lag, ReaderGroup, TimeWindow
 from headwater.readers.reader import Reader
 from headwater.store import Store, UpkeepReport, open
 from headwater.stream import Stream
 from headwater.synchronizer import Revision, Revisioned, Synchronizer
 from headwater.tables import Entry, Table, TableChange
-from headwater.transactions import Commit, Transaction, TransactionStatus
+from headwater.transactions import Commit, Transaction, TransactionInfo, TransactionStatus
 from headwater.writer import Ack, Writer
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "Event",
     "FencedError",
     "HeadwaterError",
+    "HeldSegment",
     "InvalidRequestError",
     "Lag",
     "Marker",
@@ -70,6 +71,7 @@ __all__ = [
     "TimeWindow",
     "Transaction",
     "TransactionEndedError",
+    "TransactionInfo",
     "TransactionStatus",
     "TruncatedError",
     "UnavailableError",

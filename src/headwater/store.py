@@ -27,24 +27,27 @@ from headwater.model.policies import Retention, Scaling
 from headwater.readers.group import ReaderGroup, open_group
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
+from headwater.runtime.clock import to_datetime
 from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
-from headwater.storage import Storage, open_storage
+from headwater.storage import Storage, open_storage, parse_file_url
 from headwater.stream import Stream
 from headwater.streams import cuts, forks, lifecycle, truncation
 from headwater.streams.cuts import Place
 from headwater.synchronizer import Revisioned, Synchronizer
 from headwater.tables import TABLE_SCHEMA, Table
-from headwater.transactions import Transaction, TransactionStatus
+from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_marker
 from headwater.writer import Writer
 
 S = TypeVar("S")
 U = TypeVar("U")
 
 _opened: weakref.WeakSet[Store] = weakref.WeakSet()
+#: A store that a program let go of is gone from `_opened`; its flusher is kept alive by its thread, and still has events to store.
+_flushers: weakref.WeakSet[Flusher] = weakref.WeakSet()
 _memory: dict[str, tuple[Database, Storage]] = {}
 _memory_lock = threading.Lock()
 _reopened: dict[tuple[Any, ...], Store] = {}
@@ -84,16 +87,17 @@ def open(
             raise InvalidRequestError("a store in memory has its own catalog: leave out `catalog`")
         database, storage = _open_memory(rest)
     elif scheme == "file":
-        path = os.path.abspath(rest)
+        path = text = os.path.abspath(parse_file_url(text) if "://" in text else text)
         _check_directory(path, create)
         storage = open_storage(path, storage_options or {})
         database = _open_postgres(catalog) if catalog else _open_sqlite(path, create)
     else:
-        storage = open_storage(text, storage_options or {})
-        if catalog is None:
+        if catalog is None and scheme in ("s3", "gs", "az"):
             raise InvalidRequestError(
                 f"a store at {scheme}:// needs a catalog on PostgreSQL: hw.open({text!r}, catalog='postgresql://...')"
             )
+        storage = open_storage(text, storage_options or {})
+        assert catalog is not None, "other schemes have no storage"
         database = _open_postgres(catalog)
     try:
         store_id = open_catalog(database, "postgresql" if catalog else "sqlite", create=create)
@@ -104,7 +108,7 @@ def open(
             database.close()
             storage.close()
         raise
-    return Store(text if scheme != "file" else os.path.abspath(rest), catalog, storage_options, Engine(store_id, database, storage))
+    return Store(text, catalog, storage_options, Engine(store_id, database, storage))
 
 
 def _open_memory(name: str) -> tuple[Database, Storage]:
@@ -173,6 +177,7 @@ class Store:
 
     def _begin(self) -> None:
         self._flusher = Flusher(self._engine)
+        _flushers.add(self._flusher)
         self._router = Router(self._engine)
         self._heart = Heart()
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
@@ -277,22 +282,36 @@ class Store:
         self._check_open()
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0 < lease <= 30 * 86400:
             raise InvalidRequestError(f"a lease is a number of seconds above 0 and up to 30 days, not {lease!r}")
-        if marker is not None and not isinstance(marker, Marker):
-            raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
+        if marker is not None:
+            check_marker(marker)
         return Transaction(self, self._router, lease=float(lease), auto_renew=auto_renew, marker=marker, resumed=None)
 
     def resume_transaction(self, id: str) -> Transaction:
         """An open transaction of any process, to add to it, commit it or abort it."""
         self._check_open()
-        state, lease_us = self._engine.write(transactions.look_up, id)
-        if state != transactions.OPEN:
+        state, lease_us = self._engine.write(transactions.look_up, _checked_id(id))
+        if state not in (transactions.OPEN, transactions.COMMITTING):
             raise TransactionEndedError(f"transaction {id} is {state} already")
         return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
 
     def transaction_status(self, id: str) -> TransactionStatus:
         """What became of a transaction. A finished one is kept for at least 7 days."""
-        state, _ = self._engine.write(transactions.look_up, id)
+        state = self._engine.read(transactions.find_state, _checked_id(id)) or self._engine.write(transactions.get_state, id)
         return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
+
+    def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:
+        """The newest transactions first."""
+        return [
+            TransactionInfo(
+                row.id,
+                TransactionStatus.OPEN if row.ended_at is None else TransactionStatus(row.state),
+                to_datetime(row.begun_at),
+                to_datetime(row.expires_at),
+                to_datetime(row.ended_at) if row.ended_at is not None else None,
+                row.streams,
+            )
+            for row in self._engine.read(transactions.list_transactions, limit, only_open)
+        ]
 
     def reader_group(self, name: str, streams: list[str] | None = None, start: Place = None, end: Place = None) -> ReaderGroup:
         """Create or open a group of readers; with the name alone, open it. It begins at `start`, and ends at `end` if that is given."""
@@ -387,7 +406,8 @@ class Store:
                 failure = failure or error
         for reader in list(self._readers):
             try:
-                reader.close()
+                # Whether what it handed out last was done with, nobody knows here.
+                reader.close(commit=False)
             except HeadwaterError as error:
                 failure = failure or error
         self._flusher.close()
@@ -417,6 +437,15 @@ class Store:
     def _after_fork(self) -> None:
         self._engine.after_fork()
         self._flusher.after_fork()
+        # The parent's readers are the parent's: closing them here would fence them there. Its heart's thread did not come along.
+        self._readers = weakref.WeakSet()
+        self._heart = Heart()
+
+
+def _checked_id(id: str) -> str:
+    if not isinstance(id, str) or not id.isalnum() or not id.isascii():
+        raise InvalidRequestError(f"a transaction is named by the text of its id, not {id!r}")
+    return id
 
 
 def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] | None) -> Store:
@@ -430,9 +459,10 @@ def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] 
 
 def _close_all() -> None:
     failures = []
-    for store in list(_opened):
+    everything: list[Store | Flusher] = [*_opened, *_flushers]
+    for each in everything:
         try:
-            store.close()
+            each.close()
         except Exception as error:  # the other stores' events must not be lost with this one's
             failures.append(error)
     if failures:
@@ -440,8 +470,10 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
+    _flushers.clear()
     for store in list(_opened):
         store._after_fork()
+        _flushers.add(store._flusher)
 
 
 atexit.register(_close_all)

@@ -150,6 +150,15 @@ class Stream:
         """
         return Stream(self._store, forks.fork(self._store._engine, self._ref, new_name, at))
 
+    def forks(self) -> list[str]:
+        """The names of the streams that share data with this one because they were forked from it."""
+        return self._store._engine.read(streams.list_forks, self._ref.id)
+
+    @property
+    def origin(self) -> str | None:
+        """The name of the stream this one was forked from, as long as it is there and they share data."""
+        return self._store._engine.read(streams.find_origin, self._ref.id)
+
     # Writing.
 
     def writer(self, id: str | None = None) -> Writer:

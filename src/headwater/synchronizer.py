@@ -130,50 +130,58 @@ class Synchronizer(Generic[S, U]):
         return self._revision
 
     def fetch(self) -> S:
-        """Apply what others appended since; returns the state."""
+        """Apply what others appended since; returns the state. A state that was returned before is not changed by it."""
         with self._lock:
             while True:
                 try:
-                    for revision, value in self._log.read(after=self._revision if self._revision else None):
-                        self._take(revision, value)
+                    self._state, self._revision = self._replay(self._state, self._revision)
                     return self._state
                 except TruncatedError:
                     # Others compacted: what is left begins with the whole state.
-                    self._state = _json_copy(self._initial, "the initial state")
-                    self._revision = Revision.START
+                    self._state, self._revision = _json_copy(self._initial, "the initial state"), Revision.START
 
-    def _take(self, revision: Revision, value: bytes) -> None:
-        record = json.loads(value)
-        if "state" in record:
-            self._state = record["state"]
-        else:
-            state = self._state
+    def _replay(self, state: S, revision: Revision) -> tuple[S, Revision]:
+        is_ours = False
+        for found, value in self._log.read(after=revision if revision else None):
+            revision = found
+            record = json.loads(value)
+            if "state" in record:
+                state, is_ours = record["state"], True
+                continue
+            if not is_ours:
+                state, is_ours = _json_copy(state, "the state"), True
             for update in record["updates"]:
                 state = self._apply(state, update)
-            self._state = state
-        self._revision = revision
+        return state, revision
 
     def update(self, decide: Callable[[S], Sequence[U]]) -> S:
         """Append the updates that `decide(state)` returns, if the state is still what it saw; else fetch and decide again.
 
-        An empty list changes nothing. What `decide` raises is raised, and nothing changes.
+        An empty list changes nothing. What `decide` raises is raised, and nothing changes: it is given a copy.
         """
         while True:
             with self._lock:
                 state = self.fetch()
-                updates = list(decide(state))
+                value = _dumped(decide(_json_copy(state, "the state")))
+                updates = json.loads(value)["updates"]
                 if not updates:
                     return state
-                value = _dumped(updates)
-                # Tried here first: updates that can't be applied must not reach the others.
-                preview = _json_copy(state, "the state")
-                for update in json.loads(value)["updates"]:
-                    preview = self._apply(preview, update)
+                after = self._try(updates)
                 try:
-                    self._log.append(value, expected=self._revision)
+                    revision = self._log.append(value, expected=self._revision)
                 except ConditionFailedError:
                     continue
-                return self.fetch()
+                self._state, self._revision = after, revision
+                return after
+
+    def _try(self, updates: Sequence[U]) -> S:
+        """The state with these updates. Tried here first: what can't be applied, or be stored afterwards, must not reach the others."""
+        after: S = _json_copy(self._state, "the state")
+        for update in updates:
+            after = self._apply(after, update)
+        if _json_copy(after, "the state") != after:
+            raise InvalidRequestError("the state that `apply` returned is no JSON value: lists, not tuples; str as keys; no NaN")
+        return after
 
     def compact(self) -> None:
         """Replace the history by the present state, so that those who join later need not read it all."""
@@ -189,18 +197,20 @@ class Synchronizer(Generic[S, U]):
                 self.fetch()
                 return
 
-    def stage(self, updates: Sequence[U]) -> tuple[StreamRef, Append, int]:
-        """For a transaction: the block that holds these updates, and the revision it must land at."""
+    def stage(self, store_id: str, updates: Sequence[U]) -> tuple[StreamRef, Append, int]:
+        """For a transaction of the same store: the block that holds these updates, and the revision it must land at."""
         with self._lock:
-            data = _dumped(list(updates))
-            preview = _json_copy(self._state, "the state")
-            for update in json.loads(data)["updates"]:
-                preview = self._apply(preview, update)
+            if self._log._engine.store_id != store_id:
+                raise InvalidRequestError(f"{self.name} is of another store than this transaction")
+            data = _dumped(updates)
+            self._try(json.loads(data)["updates"])
             block = encode([_chunk([data])], self._log._ref.schema_version, True)
             return self._log._ref, Append(0, 1, block.length, block.crc, None, 0, block.to_bytes()), int(self._revision)
 
 
-def _dumped(updates: list[Any]) -> bytes:
+def _dumped(updates: Any) -> bytes:
+    if not isinstance(updates, list | tuple):
+        raise InvalidRequestError(f"updates of shared state are given as a list, not {updates!r}")
     try:
         return json.dumps({"updates": updates}).encode()
     except (TypeError, ValueError) as error:
@@ -215,7 +225,10 @@ def _json_copy(value: Any, what: str) -> Any:
 
 
 def _checked(value: bytes | str) -> bytes:
-    data = value.encode() if isinstance(value, str) else value
+    try:
+        data = value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"this value can't be stored as UTF-8: {error}") from error
     if not isinstance(data, bytes):
         raise InvalidRequestError(f"a value is bytes or str, not {type(value).__name__}")
     if len(data) > EVENT_BYTES:

@@ -83,6 +83,11 @@ class Table:
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
         """The entries whose key begins with `prefix`, in the order of the keys' bytes. Each page is a look of its own."""
+        if prefix != "":
+            check_entry(prefix, b"", None)
+        return self._items(prefix)
+
+    def _items(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         after: str | None = None
         while rows := self._engine.read(tables.list_entries, self._ref.id, prefix, after, _PAGE):
             for key, version, value in rows:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import threading
 import time as clock
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from headwater.catalog import streams, transactions
 from headwater.catalog.extents import Append
 from headwater.catalog.transactions import Batch, Change, RollNeeded, RouteStale, ScaledMeanwhile, StagedAppend
-from headwater.errors import HeadwaterError, InvalidRequestError, TransactionEndedError, UnavailableError
+from headwater.errors import (
+    HeadwaterError,
+    InvalidRequestError,
+    NotFoundError,
+    OutcomeUnknownError,
+    TransactionEndedError,
+    UnavailableError,
+)
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import INLINE_BYTES, MIB
 from headwater.model.markers import Marker
@@ -31,9 +38,11 @@ from headwater.tables import TABLE_SCHEMA, check_entry
 from headwater.writer import EventCheck, batch_chunk
 
 if TYPE_CHECKING:
-    from headwater.readers.reader import Reader
+    from headwater.readers.reader import Positions, Reader
     from headwater.store import Store
     from headwater.synchronizer import Synchronizer
+
+T = TypeVar("T")
 
 #: What a transaction keeps in memory before it is staged.
 _STAGE_BYTES = 8 * MIB
@@ -48,6 +57,17 @@ class TransactionStatus(Enum):
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"
+
+
+class TransactionInfo(NamedTuple):
+    """A transaction as `store.transactions` lists it: `streams` are those it staged something for, or wrote to."""
+
+    id: str
+    status: TransactionStatus
+    begun: datetime
+    expires: datetime
+    ended: datetime | None
+    streams: tuple[str, ...]
 
 
 class Commit(NamedTuple):
@@ -99,13 +119,21 @@ class Transaction:
         self._auto_renew = auto_renew
         self._marker = marker
         self._is_begun = resumed is not None
+        self._is_asked = False
+        self._made_at = clock.monotonic()
         self._status = TransactionStatus.OPEN
         self._commit: Commit | None = None
+        # With what was given so far, this says which call of commit it was: its answer may be lost, and more given.
+        self._caller = uuid.uuid4().hex
+        self._given = 0
         self._lock = threading.RLock()
         self._events: dict[int, _Events] = {}
         self._tables: dict[int, tuple[StreamRef, list[_TableChange]]] = {}
         self._states: list[tuple[StreamRef, Append, int]] = []
-        self._readers: list[tuple[Reader, Change]] = []
+        self._updated: set[int] = set()
+        self._readers: list[tuple[Reader, Positions]] = []
+        self._unstaged_readers: list[Change] = []
+        self._pending: Batch | None = None
         self._refs: dict[str, StreamRef] = {}
         self._size = 0
         if self._is_begun and auto_renew:
@@ -124,14 +152,22 @@ class Transaction:
 
     @property
     def status(self) -> TransactionStatus:
-        if self._status is not TransactionStatus.OPEN or not self._is_begun:
+        if self._status is not TransactionStatus.OPEN:
             return self._status
-        return self._store.transaction_status(self._id)
+        if not self._is_begun and self._age_us > self._lease_us:
+            return TransactionStatus.ABORTED
+        if not self._is_begun and not self._is_asked:
+            return TransactionStatus.OPEN
+        try:
+            return self._store.transaction_status(self._id)
+        except NotFoundError:
+            return TransactionStatus.OPEN  # A commit was tried, and never reached the catalog.
 
     def _begin(self) -> None:
         """Make the transaction known to the catalog. A short one never is before its commit: that saves it a round trip."""
         if not self._is_begun:
-            self._engine.write_once(transactions.begin, self._id, self._lease_us)
+            self._check_age()
+            self._engine.write_once(transactions.begin, self._id, self._lease_us, self._age_us, self._marker)
             self._is_begun = True
             failpoints.reach("txn.begun")
             if self._auto_renew:
@@ -139,7 +175,17 @@ class Transaction:
 
     @property
     def _lease_us(self) -> int:
-        return int(self._lease_seconds * 1_000_000)
+        return max(1, int(self._lease_seconds * 1_000_000))
+
+    @property
+    def _age_us(self) -> int:
+        """How much of the lease was used before the catalog knew of it; nothing, if the handle renews it."""
+        return 0 if self._auto_renew else int((clock.monotonic() - self._made_at) * 1_000_000)
+
+    def _check_age(self) -> None:
+        if not self._is_begun and self._age_us > self._lease_us:
+            self._end(TransactionStatus.ABORTED)
+            raise TransactionEndedError(f"transaction {self._id} was aborted: its lease ran out")
 
     # Writing.
 
@@ -150,6 +196,7 @@ class Transaction:
         with self._lock:
             events = self._events_of(stream)
             checked, routing_key, size = events.check(value, key, time)
+            self._make_room()
             if time is not None:
                 events.times[len(events.values)] = time
             events.values.append(checked)
@@ -162,6 +209,7 @@ class Transaction:
             events = self._events_of(stream)
             chunk = batch_chunk(batch, key, events.stream)
             if chunk.count:
+                self._make_room()
                 events.close_chunk()
                 events.chunks.append(chunk)
                 self._grow(chunk.columns.nbytes)
@@ -179,6 +227,7 @@ class Transaction:
     def _change_table(self, table: str, change: _TableChange) -> None:
         with self._lock:
             ref = self._ref(table, "table")
+            self._make_room()
             self._tables.setdefault(ref.id, (ref, []))[1].append(change)
             self._grow(len(change.value or b"") + EVENT_OVERHEAD_BYTES)
 
@@ -186,17 +235,23 @@ class Transaction:
         """Apply updates to shared state, at the commit, if nobody changed it since this process last fetched it."""
         with self._lock:
             self._check_open()
-            stream, append, expected = synchronizer.stage(updates)
-            if any(other.id == stream.id for other, _, _ in self._states):
+            stream, append, expected = synchronizer.stage(self._engine.store_id, updates)
+            if stream.id in self._updated:
                 raise InvalidRequestError(f"this transaction updates {stream.name} already: give all its updates at once")
+            self._updated.add(stream.id)
             self._states.append((stream, append, expected))
+            self._grow(append.length)
 
     def commit_reader(self, reader: Reader) -> None:
         """Commit a manual reader's position as of now together with the rest; an abort takes the reader back to its last durable one."""
         with self._lock:
             self._check_open()
+            change, positions = reader.stage_positions(self._engine.store_id)
             self._readers = [item for item in self._readers if item[0] is not reader]
-            self._readers.append((reader, reader.stage_positions()))
+            self._readers.append((reader, positions))
+            self._unstaged_readers = [other for other in self._unstaged_readers if other[3:6] != change[3:6]]
+            self._unstaged_readers.append(change)
+            self._given += 1
 
     def _events_of(self, name: str) -> _Events:
         self._check_open()
@@ -218,10 +273,14 @@ class Transaction:
         if self._status is not TransactionStatus.OPEN:
             raise TransactionEndedError(f"transaction {self._id} is {self._status.value} already")
 
-    def _grow(self, size: int) -> None:
-        self._size += size
+    def _make_room(self) -> None:
+        """Stage what is there if it is much. Before something is added, so that a failure adds nothing."""
         if self._size >= _STAGE_BYTES:
             self.flush()
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        self._given += 1
 
     # Staging.
 
@@ -230,39 +289,50 @@ class Transaction:
         with self._lock:
             self._check_open()
             self._begin()
+            self._stage_pending()
             batch = self._gather()
-            if batch is None:
-                return
+            if batch is not None:
+                self._forget()
+                self._pending = batch
+                self._stage_pending()
+
+    def _stage_pending(self) -> None:
+        """Stage the batch whose staging was begun. Its answer may have been lost: it is the same batch, so it is added once."""
+        if self._pending is not None:
+            batch = self._pending
             failpoints.reach("txn.stored")
-            self._ended_on(lambda: self._engine.write(transactions.stage, self._id, batch))
+            self._ended_on(lambda: self._engine.write_once(transactions.stage, self._id, batch))
             failpoints.reach("txn.staged")
-            self._forget()
+            self._pending = None
 
     def _forget(self) -> None:
         for events in self._events.values():
             events.chunks, events.values, events.keys, events.times = [], [], [], {}
         self._tables.clear()
         self._states.clear()
+        self._unstaged_readers.clear()
         self._size = 0
 
-    def _ended_on(self, call: Any) -> Any:
+    def _ended_on(self, call: Callable[[], T]) -> T:
         """Run a call to the catalog; if it says that the transaction ended, so does this handle."""
         try:
             return call()
-        except TransactionEndedError:
-            self._end(TransactionStatus.ABORTED)
+        except TransactionEndedError as error:
+            if error.facts.get("state") == transactions.COMMITTED:
+                self._end(TransactionStatus.COMMITTED, is_whole=not self._unstaged_readers)
+            else:
+                self._end(TransactionStatus.ABORTED)
             raise
 
-    def _gather(self, *, with_readers: bool = False) -> Batch | None:
+    def _gather(self) -> Batch | None:
         """All that is not staged yet as blocks, in storage if they are large. None if there is nothing."""
-        batch = Batch()
+        batch = Batch((uuid.uuid4().int >> 66) + 1)
         blocks = []
         for events in self._events.values():
-            chunks = events.close_chunk()
-            if chunks:
-                spread, _ = self._router.route(events.stream).spread(chunks, 0)
-                stream = events.stream
-                blocks += [(stream.id, segment, encode(some, stream.schema_version, stream.is_opaque), None) for segment, some in spread]
+            stream = events.stream
+            for chunks in _parts(events.close_chunk()):
+                spread, _ = self._router.route(stream).spread(chunks, 0)
+                blocks += [(stream.id, segment, encode(some, stream.schema_version, stream.is_opaque)) for segment, some in spread]
         for table, changes in self._tables.values():
             columns = pa.RecordBatch.from_arrays(
                 [pa.array([change.key for change in changes], pa.string()), pa.array([change.value for change in changes], pa.binary())],
@@ -272,11 +342,11 @@ class Transaction:
                 Change(len(blocks), place, change.kind, table.id, change.key, change.expected, change.value)
                 for place, change in enumerate(changes)
             ]
-            blocks.append((table.id, 0, encode([Chunk(columns, None, None)], table.schema_version, False), None))
-        size = sum(block.length for _, _, block, _ in blocks)
+            blocks.append((table.id, 0, encode([Chunk(columns, None, None)], table.schema_version, False)))
+        size = sum(block.length for _, _, block in blocks)
         at = 0
         buffers: list[Any] = []
-        for stream_id, segment, block, _ in blocks:
+        for stream_id, segment, block in blocks:
             data = block.to_bytes() if size <= INLINE_BYTES else None
             batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data)))
             if data is None:
@@ -286,9 +356,8 @@ class Transaction:
             batch.object_key = layout.transaction_key(self._id, uuid.uuid4().hex)
             self._engine.storage.put(batch.object_key, buffers)
         batch.appends += [StagedAppend(stream.id, append, expected) for stream, append, expected in self._states]
-        if with_readers:
-            batch.changes += [change for _, change in self._readers]
-        return batch if batch.appends or batch.changes else None
+        batch.changes += self._unstaged_readers
+        return None if batch.is_empty else batch
 
     # The end.
 
@@ -323,26 +392,32 @@ class Transaction:
             self._check_open()
             try:
                 outcome = self._ended_on(self._commit_in_catalog)
-            except UnavailableError:
+            except (UnavailableError, OutcomeUnknownError):
                 raise
             except HeadwaterError:
                 self._abort_quietly()
                 raise
             failpoints.reach("txn.committed")
+            for events in self._events.values():
+                # The next transaction of this process shall stage for the segments that are open now.
+                self._router.forget(events.stream, unless=outcome.tails.get(events.stream.id, ()))
             self._commit = Commit(outcome.id, self._cut(outcome.tails), outcome.repeated)
-            self._status = TransactionStatus.COMMITTED
-            for reader, _ in self._readers:
-                reader.positions_committed()
+            # What an earlier commit under the same marker stored are not these positions.
+            self._end(TransactionStatus.COMMITTED, is_whole=not outcome.repeated)
             return self._commit
 
     def _commit_in_catalog(self) -> transactions.Outcome:
+        self._stage_pending()
+        caller = f"{self._caller}.{self._given}"
         batch: Batch | None = None
         while True:
+            self._check_age()
             if batch is None:
-                batch = self._gather(with_readers=True) or Batch()
-            arguments = (self._id, batch, self._marker, self._lease_us)
+                batch = self._gather() or Batch()
+            age_us = 0 if self._is_begun else self._age_us
+            self._is_asked = True
             try:
-                return self._engine.write_once(transactions.commit, *arguments)
+                return self._engine.write_once(transactions.commit, self._id, batch, self._marker, self._lease_us, age_us, caller)
             except ScaledMeanwhile:
                 continue
             except RouteStale:
@@ -350,10 +425,14 @@ class Transaction:
                     self._router.forget(events.stream)
                 batch = None
             except RollNeeded:
-                self._engine.write_once(transactions.prepare, *arguments)
+                # Only what was staged before needs one, so the catalog knows of it.
+                self._engine.write_once(transactions.prepare, self._id, batch, caller)
                 failpoints.reach("txn.prepared")
                 self._linger()
-                return self._engine.write_once(transactions.commit_prepared, self._id)
+                outcome = self._engine.write_once(transactions.commit_prepared, self._id, caller)
+                if isinstance(outcome, HeadwaterError):
+                    raise outcome from None
+                return outcome
 
     def _linger(self) -> None:
         """Wait while more transactions come to share a roll, for a moment."""
@@ -367,7 +446,10 @@ class Transaction:
         names = {ref.id: ref.name for ref in self._refs.values()}
         parts = {}
         for stream, numbers in tails.items():
-            name = names.get(stream) or self._engine.read(streams.get_stream, stream).full_name
+            try:
+                name = names.get(stream) or self._engine.read(streams.get_stream, stream).full_name
+            except NotFoundError:
+                continue  # An earlier commit is told again, and this stream of it was deleted since.
             parts[name] = StreamCut(stream, numbers)
         return Cut(self._engine.store_id, parts)
 
@@ -377,8 +459,8 @@ class Transaction:
             if self._status is TransactionStatus.ABORTED:
                 return
             self._check_open()
-            if self._is_begun:
-                self._engine.write_once(transactions.abort, self._id)
+            if self._is_begun or self._is_asked:
+                self._ended_on(lambda: self._engine.write_once(transactions.abort, self._id, self._lease_us))
                 failpoints.reach("txn.aborted")
             self._end(TransactionStatus.ABORTED)
 
@@ -387,14 +469,20 @@ class Transaction:
             try:
                 self.abort()
             except HeadwaterError:
-                self._end(TransactionStatus.ABORTED)
+                if self._status is TransactionStatus.OPEN:
+                    self._end(TransactionStatus.ABORTED)
 
-    def _end(self, status: TransactionStatus) -> None:
+    def _end(self, status: TransactionStatus, *, is_whole: bool = False) -> None:
+        """`is_whole`: what this handle was given is committed, its readers' positions with it; else they go back."""
         self._status = status
         self._forget()
-        if status is TransactionStatus.ABORTED:
-            for reader, _ in self._readers:
+        self._pending = None
+        for reader, positions in self._readers:
+            if is_whole:
+                reader.positions_committed(positions)
+            else:
                 reader.rewind()
+        self._readers.clear()
 
     def __enter__(self) -> Transaction:
         return self
@@ -406,3 +494,31 @@ class Transaction:
             self.commit()
         else:
             self._abort_quietly()
+
+
+def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+    """The chunks in order, each part small enough for one block."""
+    part: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        pieces = max(1, min(chunk.count, -(-chunk.columns.nbytes // _STAGE_BYTES)))
+        for index in range(pieces):
+            piece = chunk.slice(chunk.count * index // pieces, chunk.count * (index + 1) // pieces) if pieces > 1 else chunk
+            if part and size >= _STAGE_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(piece)
+            size += chunk.columns.nbytes // pieces
+    if part:
+        yield part
+
+
+def check_marker(marker: Any) -> None:
+    """Refuse what is no marker, before anything is staged under it."""
+    if not isinstance(marker, Marker):
+        raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
+    for text in (marker.owner, marker.fingerprint or "-"):
+        if not isinstance(text, str) or not text or "\0" in text or not text.isprintable():
+            raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {text!r}")
+    if isinstance(marker.sequence, bool) or not isinstance(marker.sequence, int) or not -(1 << 62) < marker.sequence < 1 << 62:
+        raise InvalidRequestError(f"a marker's sequence is a whole number, not {marker.sequence!r}")

@@ -134,7 +134,9 @@ def _read(store: hw.Store, name: str) -> Found:
         found.heads[segment] = seen[0]
     opened = sorted(stream.segments(), key=lambda segment: segment.start)
     bounds = [0.0, *(segment.end for segment in opened)]
-    assert bounds[:-1] == [segment.start for segment in opened] and bounds[-1] == 1.0, f"the segments of {name} don't tile the keys: {bounds}"
-    for segment in opened:
-        assert segment.events == len(numbers[segment.number]), f"segment {segment.number} of {name} says it has {segment.events} events"
+    assert bounds[:-1] == [segment.start for segment in opened] and bounds[-1] == 1.0, (
+        f"the segments of {name} don't tile the keys: {bounds}"
+    )
+    for row in opened:
+        assert row.events == len(numbers[row.number]), f"segment {row.number} of {name} says it has {row.events} events"
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -11,7 +12,7 @@ import pytest
 
 import headwater as hw
 from tests.crash.processes import PATIENCE_SECONDS, Crew, Place, _context, wait_until
-from tests.crash.workers import obey, write_and_fork
+from tests.crash.workers import fork_and_write, obey, write_and_fork
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +51,16 @@ def test_parent_and_child_go_on_after_a_fork_and_the_child_outlives_its_killed_p
     with place.open() as store:
         found = Counter(event.value for event in store.stream(STREAM).read())
     assert set(found.values()) == {1}, "stored twice"
-    expected = [b"parent.before", *(b"parent.waiting.%d" % number for number in range(50)), *(b"parent.after.%d" % number for number in range(50))]
-    expected += [*(b"child.first.%d" % number for number in range(50)), *(b"child.second.%d" % number for number in range(400)), b"child.named"]
+    expected = [
+        b"parent.before",
+        *(b"parent.waiting.%d" % number for number in range(50)),
+        *(b"parent.after.%d" % number for number in range(50)),
+    ]
+    expected += [
+        *(b"child.first.%d" % number for number in range(50)),
+        *(b"child.second.%d" % number for number in range(400)),
+        b"child.named",
+    ]
     expected += [b"other.%d.%d" % (number, each) for number in range(6) for each in range(20)]
     assert sorted(value for value in found if not value.startswith(b"parent.busy")) == sorted(expected)
     assert seen_by_child.keys() <= found.keys()
@@ -59,10 +68,28 @@ def test_parent_and_child_go_on_after_a_fork_and_the_child_outlives_its_killed_p
 
 def _kill_if_alive(pid: int | None) -> None:
     if pid is not None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+
+
+def test_a_parent_killed_inside_the_lock_leaves_it_free_although_its_child_lives(place: Place, crew: Crew) -> None:
+    with place.open() as store:
+        store.create_stream(STREAM)
+    child, theirs = _context.Pipe()
+    parent = crew.start(fork_and_write, place, STREAM, theirs)
+    theirs.close()
+    with contextlib.closing(child):
+        assert child.poll(PATIENCE_SECONDS) and child.recv() == "ready"
+        parent.tell("go")
+        parent.wait_until_stopped()
+        parent.kill()
+        third = crew.start(obey, place, "", 5.0)
+        third.ask("open", STREAM)
+        assert third.ask("write", STREAM, None, [b"third"]) == (True, [(0, 1)])
+        child.send("go")
+        assert child.poll(PATIENCE_SECONDS) and child.recv() == "done"
+    with place.open() as store:
+        assert [event.value for event in store.stream(STREAM).read()] == [b"parent", b"third", b"child"]
 
 
 def test_a_named_writer_of_the_parent_is_fenced_in_the_child_and_goes_on_in_the_parent(place: Place, crew: Crew) -> None:

@@ -40,7 +40,10 @@ def s3_server() -> Iterator[S3Server]:
 
 
 def test_every_failpoint_of_the_append_path_is_tried() -> None:
-    assert {name for name in failpoints.NAMES if name.split(".")[0] in ("append", "journal", "object", "scale", "truncate")} == {*PASSES, "object.put"}
+    assert {name for name in failpoints.NAMES if name.split(".")[0] in ("append", "journal", "object", "scale", "truncate")} == {
+        *PASSES,
+        "object.put",
+    }
 
 
 @pytest.mark.parametrize("name", PASSES)

@@ -56,7 +56,7 @@ def test_postgresql_ends_the_transaction_of_a_stopped_process_and_its_events_are
     place = Place(f"{sqlite_place.url}-pg", postgres_url)
     with place.open(create=True) as store:
         store.create_stream(STREAM)
-    stopped, reader, writer = (crew.start(obey, place, "", LOCK_SECONDS) for _ in range(3))
+    stopped, reader, writer = (crew.start(obey, place, "", 1.0) for _ in range(3))
     for worker in (stopped, writer):
         worker.ask("open", STREAM)
     assert stopped.ask("write", STREAM, None, [b"0"])[0]

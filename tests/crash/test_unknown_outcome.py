@@ -30,12 +30,12 @@ class LosesAnswers:
     def __init__(self, store: hw.Store) -> None:
         self._database = store._engine.database
         self._write = self._database.write
-        self._meanwhile: Callable[[], None] | None = None
+        self._meanwhile: Callable[[], object] | None = None
         self._error: Exception | None = None
         self.lost = 0
         self._database.write = self._losing  # type: ignore[method-assign]
 
-    def lose(self, error: Exception | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def lose(self, error: Exception | None = None, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Lose the next answer. The caller sees `error`, after `meanwhile` has happened."""
         self._error = error or hw.UnavailableError("the answer was lost")
         self._meanwhile = meanwhile
@@ -102,7 +102,7 @@ def test_a_lost_answer_is_found_also_when_the_segment_was_sealed_meanwhile(store
     catalog = LosesAnswers(store)
     stream = store.stream(STREAM)
     with stream.writer() as writer:
-        catalog.lose(meanwhile=lambda: stream.split(0) and None)
+        catalog.lose(meanwhile=lambda: stream.split(0))
         assert _result(writer.write(b"0", key="k")) == (0, 0)
         writer.write(b"1", key="k").result()
     assert _values(store) == [b"0", b"1"]
@@ -186,7 +186,8 @@ class Proxy:
                 threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
 
     def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError), client, server:
+        # ValueError: closed under the select.
+        with contextlib.suppress(OSError, ValueError), client, server:
             while True:
                 for ready in select.select([client, server], [], [])[0]:
                     data = ready.recv(1 << 20)
@@ -197,7 +198,15 @@ class Proxy:
                         # CommandComplete says that it was done; it goes no further than here.
                         answer = b""
                         while b"COMMIT\x00" not in answer and b"E\x00\x00" not in answer:
-                            answer += server.recv(1 << 20)
+                            # The Sync that makes the server answer may come apart from the COMMIT.
+                            other = select.select([client, server], [], [])[0][0]
+                            more = other.recv(1 << 20)
+                            if not more:
+                                return
+                            if other is client:
+                                server.sendall(more)
+                            else:
+                                answer += more
                         self.armed.clear()
                         self.dropped += 1
                         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -72,8 +73,8 @@ def _act(store: hw.Store, action: str, rng: random.Random) -> None:
 def obey(channel: Connection, place: Place, spec: str = "", lock_seconds: float | None = None) -> None:
     """Do what the test says, one command at a time, and answer with the result or with an error's name and text."""
     if lock_seconds is not None:
-        headwater.store.SqliteDatabase = functools.partial(SqliteDatabase, lock_seconds=lock_seconds)  # type: ignore[assignment, misc]
-        headwater.catalog.postgres.LOCK_SECONDS = lock_seconds  # type: ignore[misc]
+        vars(headwater.store)["SqliteDatabase"] = functools.partial(SqliteDatabase, lock_seconds=lock_seconds)
+        vars(headwater.catalog.postgres)["LOCK_SECONDS"] = lock_seconds
     failpoints.arm(spec)
     puppet = _Puppet(channel, place)
     while True:
@@ -106,7 +107,10 @@ class _Puppet:
         """Buffer events: their acks are asked for later."""
         self._acks += [self._writers[stream, id].write(value, key=key) for value in values]
 
-    def acks(self) -> list[hw.Position]:
+    def give_batch(self, stream: str, id: str | None, values: list[bytes], keys: list[str]) -> None:
+        self._acks.append(self._writers[stream, id].write_batch(pa.record_batch({"value": values, "k": keys}), key="k"))
+
+    def acks(self) -> list[Any]:
         """The positions of all that was given since the last time."""
         positions = [ack.result() for ack in self._acks]
         self._acks.clear()
@@ -118,6 +122,11 @@ class _Puppet:
 
     def read(self, stream: str) -> list[bytes]:
         return [event.value for event in self._store.stream(stream).read()]
+
+    def limit_file_size(self, limit_bytes: int | None) -> None:
+        """No file may grow beyond this, as with `ulimit -f`. Only the soft limit, so that it can be taken back."""
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes if limit_bytes is not None else hard, hard))
 
     def close(self) -> None:
         self._store.close()
@@ -202,6 +211,24 @@ def write_and_fork(channel: Connection, place: Place, stream: str, children: Any
         writer.write(b"parent.after.%d" % number).result()
     channel.send(("parent", pid))
     signal.pause()
+
+
+def fork_and_write(channel: Connection, place: Place, stream: str, children: Any) -> None:
+    """Fork a child that waits, then be stopped in the middle of a commit."""
+    store = place.open()
+    writer = store.stream(stream).writer()
+    writer.write(b"parent").result()
+    if not os.fork():
+        try:
+            children.send("ready")
+            children.recv()
+            writer.write(b"child").result()
+            children.send("done")
+        finally:
+            os._exit(0)
+    channel.recv()
+    failpoints.arm("append.applied=stop")
+    writer.write(b"never acked").result()
 
 
 def _write_until(store: hw.Store, stream: str, over: threading.Event) -> None:

@@ -59,11 +59,13 @@ class Changes:
     """Lets threads wait until the catalog changed. `version` grows with each change seen; a wait may also end for nothing."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        # Entered as a mutex: a Ctrl-C inside a condition's own `__enter__`, which is Python code, would leave it locked for ever.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
         self._version = 0
 
     def bump(self) -> None:
-        with self._condition:
+        with self._mutex:
             self._version += 1
             self._condition.notify_all()
 
@@ -73,6 +75,6 @@ class Changes:
 
     def wait(self, seen: int, timeout: float) -> None:
         """Return when the version is no longer `seen`, or after `timeout` seconds."""
-        with self._condition:
+        with self._mutex:
             if self._version == seen:
                 self._condition.wait(timeout)

@@ -17,7 +17,7 @@ from headwater.catalog.schema import next_id
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import EntryChange
 from headwater.errors import ConflictError, FencedError, NotFoundError
-from headwater.model.keys import KeyRange
+from headwater.model.keys import WHOLE, KeyRange
 
 Ends = dict[int, dict[int, int]]
 
@@ -46,13 +46,17 @@ class Assigned(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a reader is told when it reports: its segments, and whether the group was reset, wants a checkpoint, or is at its end."""
+    """What a reader is told when it reports: its segments, and whether the group was reset, wants a checkpoint, or is at its end.
+
+    `surplus` is how many segments it should give up; `alone` says that all segments that are left are its own.
+    """
 
     generation: int
     checkpoint: int
     mine: list[Assigned]
     surplus: int
     finished: bool
+    alone: bool
 
 
 def create_group(tx: Tx, name: str, streams: dict[int, str], positions: dict[int, dict[int, int]], ends: Ends | None) -> GroupRow | None:
@@ -128,23 +132,35 @@ def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in tx.run("SELECT id, seen_at FROM group_reader WHERE grp = ? ORDER BY id", (group,))]
 
 
-def join_group(tx: Tx, group: int, reader: str) -> int:
-    """This reader's generation. An older holder of the name is fenced, and its segments are free."""
+def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
+    """(this reader's generation, the group's, its last checkpoint). An older holder of the name is fenced, and its segments are free."""
     row = _lock(tx, group)
     rows = tx.run(
-        "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, 1, now_us(), ?) "
-        "ON CONFLICT (grp, id) DO UPDATE SET generation = group_reader.generation + 1, seen_at = excluded.seen_at RETURNING generation",
+        "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, 1, now_us(), ?) ON CONFLICT (grp, id) DO UPDATE "
+        "SET generation = group_reader.generation + 1, seen_at = excluded.seen_at, checkpoint = excluded.checkpoint, positions = NULL "
+        "RETURNING generation",
         (group, reader, row.checkpoint),
     )
     _free(tx, group, reader)
-    return int(rows[0][0])
+    return int(rows[0][0]), row.generation, row.checkpoint
 
 
-def leave_group(tx: Tx, group: int, reader: str, generation: int | None) -> None:
-    """Free the reader's segments at their committed positions. With a generation, only if the reader still has it."""
+def remove_reader(tx: Tx, group: int, reader: str) -> None:
+    """Let a reader go, whoever holds its name. NotFoundError if there never was one."""
     _lock(tx, group)
-    if generation is not None and not _holds(tx, group, reader, generation):
-        return
+    if not tx.run("SELECT 1 FROM group_reader WHERE grp = ? AND id = ?", (group, reader)):
+        raise NotFoundError(f"this reader group has no reader {reader!r}")
+    _let_go(tx, group, reader)
+
+
+def leave_group(tx: Tx, group: int, reader: str, generation: int) -> None:
+    """Free the reader's segments at their committed positions, if the reader still has this generation."""
+    _lock(tx, group)
+    if _holds(tx, group, reader, generation):
+        _let_go(tx, group, reader)
+
+
+def _let_go(tx: Tx, group: int, reader: str) -> None:
     _free(tx, group, reader)
     # The row stays, so that the generation of a name is never used twice; a reader that is not there is seen at 0.
     tx.run("UPDATE group_reader SET seen_at = 0, generation = generation + 1, positions = NULL WHERE grp = ? AND id = ?", (group, reader))
@@ -162,74 +178,116 @@ def _holds(tx: Tx, group: int, reader: str, generation: int) -> bool:
 def report(tx: Tx, group: int, reader: str, generation: int, dead_after_us: int) -> Turn:
     """Say that a reader lives, let dead ones go, move the frontier on, and give the reader its share. FencedError if it lost its name."""
     row = _lock(tx, group)
-    if not _holds(tx, group, reader, generation):
-        raise FencedError(f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: this one is fenced")
+    _check_alive(tx, row, reader, generation)
     tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
-    dead = tx.run("SELECT id FROM group_reader WHERE grp = ? AND seen_at > 0 AND seen_at < now_us() - ?", (group, dead_after_us))
-    for (other,) in dead:
-        _free(tx, group, other)
-        tx.run(
-            "UPDATE group_reader SET seen_at = 0, generation = generation + 1, positions = NULL WHERE grp = ? AND id = ?", (group, other)
-        )
+    for other in _list_dead(tx, group, dead_after_us):
+        _let_go(tx, group, other)
     _advance(tx, row)
-    frontier = list_frontier(tx, group)
-    readers = [item[0] for item in list_readers(tx, group) if item[1]]
-    live = [item for item in frontier if not item.done]
-    share = len(live) // len(readers) + (1 if readers.index(reader) < len(live) % len(readers) else 0)
-    mine = [item for item in live if item.reader == reader]
-    free = [item for item in live if item.reader is None]
-    taken = free[: max(0, share - len(mine))]
+    turn, taken = _decide(tx, row, reader, list_frontier(tx, group))
     tx.defer(
         "UPDATE group_segment SET reader = ?, since = now_us() WHERE grp = ? AND stream = ? AND segment = ?",
         [(reader, group, item.stream, item.segment) for item in taken],
     )
-    finished = row.ends is not None and not live and _at_end(row, frontier)
-    return Turn(row.generation, row.checkpoint, mine + taken, max(0, len(mine) - share), finished)
+    return turn._replace(mine=turn.mine + taken)
 
 
-def _at_end(row: GroupRow, frontier: Sequence[Assigned]) -> bool:
-    ends = row.ends or {}
-    return all(item.segment in ends[item.stream] for item in frontier)
+class News(NamedTuple):
+    """What a look at a group tells a reader: whether it should report, where its segments end, and which of them are gone."""
+
+    is_there: bool
+    ends: dict[tuple[int, int], int]
+    gone: list[tuple[int, int]]
+
+
+def look(
+    tx: Tx, group: int, reader: str, generation: int, dead_after_us: int, known: tuple[int, int, int], held: Sequence[tuple[int, int]]
+) -> News:
+    """Whether a report would tell or change anything, without changing anything: most of the time it would not.
+
+    `known` is (the group's generation, checkpoint, surplus) as of the last report, `held` the segments the reader has.
+    """
+    rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE id = ?", (group,))
+    if not rows or not _holds(tx, group, reader, generation) or _list_dead(tx, group, dead_after_us):
+        return News(True, {}, [])
+    row = _group(tx, rows[0])
+    frontier = list_frontier(tx, group)
+    turn, taken = _decide(tx, row, reader, frontier)
+    if row.generation != known[0] or set(held) != {(item.stream, item.segment) for item in turn.mine}:
+        return News(True, {}, [])
+    ends: dict[tuple[int, int], int] = {}
+    gone = []
+    is_there = bool(taken or turn.finished or known != (turn.generation, turn.checkpoint, turn.surplus))
+    for stream, before, after, present in _moves(tx, row, frontier):
+        is_there = is_there or before != after
+        stops = (row.ends or {}).get(stream, {})
+        for key in held:
+            if key[0] == stream and key[1] not in present:
+                gone.append(key)
+            elif key[0] == stream and (key[1] in stops or not present[key[1]].is_open):
+                ends[key] = stops.get(key[1], present[key[1]].tail)
+    return News(is_there, ends, gone)
+
+
+def _list_dead(tx: Tx, group: int, dead_after_us: int) -> list[str]:
+    rows = tx.run("SELECT id FROM group_reader WHERE grp = ? AND seen_at > 0 AND seen_at < now_us() - ?", (group, dead_after_us))
+    return [row[0] for row in rows]
+
+
+def _decide(tx: Tx, row: GroupRow, reader: str, frontier: Sequence[Assigned]) -> tuple[Turn, list[Assigned]]:
+    """(what to tell a reader, the free segments it takes). Shares differ by one at most; who has one more already keeps it."""
+    readers = [item[0] for item in list_readers(tx, row.id) if item[1]]
+    live = [item for item in frontier if not item.done]
+    held = {other: sum(item.reader == other for item in live) for other in readers}
+    ranked = sorted(readers, key=lambda other: (-held[other], other))
+    share = len(live) // len(readers) + (1 if ranked.index(reader) < len(live) % len(readers) else 0)
+    mine = [item for item in live if item.reader == reader]
+    free = [item for item in live if item.reader is None]
+    taken = free[: max(0, share - len(mine))]
+    finished = row.ends is not None and not live
+    alone = len(mine) + len(taken) == len(live)
+    return Turn(row.generation, row.checkpoint, mine, max(0, len(mine) - share), finished, alone), taken
 
 
 def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
-    """Say that a reader lives. FencedError if it lost its name."""
+    """Say that a reader lives. FencedError if it lost its name, NotFoundError if the group is gone."""
     sql = "UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ? AND seen_at > 0 RETURNING id"
     if not tx.run(sql, (group, reader, generation)):
-        raise FencedError(f"the reader {reader!r} was taken over, removed or timed out: this one is fenced")
+        _check_alive(tx, _lock(tx, group), reader, generation)
 
 
-def find_sealed_tail(tx: Tx, stream: int, segment: int) -> int | None:
-    """A sealed segment's tail; None if it is open or gone."""
-    row = segments.find_segment(tx, stream, segment)
-    return row.tail if row is not None and not row.is_open else None
+def _check_alive(tx: Tx, row: GroupRow, reader: str, generation: int) -> None:
+    if not _holds(tx, row.id, reader, generation):
+        raise FencedError(
+            f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: this one is fenced, and stores no positions"
+        )
 
 
 def commit_positions(
-    tx: Tx, group: int, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int], surplus: int
-) -> list[tuple[int, int]]:
-    """Make a reader's positions durable, and give up to `surplus` of its segments away; returns those it gave up."""
+    tx: Tx,
+    group: int,
+    reader: str,
+    generation: int,
+    group_generation: int,
+    positions: dict[tuple[int, int], int],
+    give: Sequence[tuple[int, int]],
+) -> None:
+    """Make a reader's positions durable, then give the segments `give` up to the others."""
     row = _lock(tx, group)
     _check_holder(tx, row, reader, generation, group_generation, positions)
     _store(tx, group, positions)
     tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
     _advance(tx, row)
-    given = [key for key in sorted(positions) if key in {(i.stream, i.segment) for i in list_frontier(tx, group) if not i.done}]
-    given = given[len(given) - surplus :] if surplus else []
     tx.defer(
-        "UPDATE group_segment SET reader = NULL, since = now_us() WHERE grp = ? AND stream = ? AND segment = ?",
-        [(group, *key) for key in given],
+        "UPDATE group_segment SET reader = NULL, since = now_us() WHERE grp = ? AND stream = ? AND segment = ? AND reader = ?",
+        [(group, *key, reader) for key in give],
     )
-    return given
 
 
 def _check_holder(
     tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int]
 ) -> None:
-    if not _holds(tx, row.id, reader, generation):
-        raise FencedError(
-            f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: its positions were not stored"
-        )
+    """`positions` are those that moved: a segment that is done is nobody's, and its position stays."""
+    _check_alive(tx, row, reader, generation)
     if row.generation != group_generation:
         raise ConflictError(f"the group {row.name!r} was reset meanwhile: the positions were not stored; read on from where it is now")
     held = {(item.stream, item.segment): item for item in list_frontier(tx, row.id) if item.reader == reader}
@@ -273,40 +331,58 @@ def _load(data: bytes | None) -> tuple[int, dict[tuple[int, int], int]]:
     return group_generation, {(stream, segment): number for stream, segment, number in rows}
 
 
+Places = dict[int, tuple[int, bool]]
+
+
 def _advance(tx: Tx, row: GroupRow) -> None:
     """Mark what is read to its end, and let successors join whose every predecessor is."""
-    by_stream: dict[int, list[Assigned]] = {}
-    for item in list_frontier(tx, row.id):
-        by_stream.setdefault(item.stream, []).append(item)
-    for stream, items in by_stream.items():
-        rows = {found.number: found for found in segments.list_segments(tx, stream)}
-        ends = row.ends.get(stream, {}) if row.ends is not None else None
-        frontier = {item.segment: (item.position, item.done) for item in items}
-        before = dict(frontier)
-        while _advance_once(rows, frontier, ends):
-            pass
+    for stream, before, after, _ in _moves(tx, row, list_frontier(tx, row.id)):
         tx.defer(
             "DELETE FROM group_segment WHERE grp = ? AND stream = ? AND segment = ?",
-            [(row.id, stream, number) for number in before.keys() - frontier],
+            [(row.id, stream, number) for number in before.keys() - after],
         )
         tx.defer(
             "UPDATE group_segment SET done = 1, reader = NULL WHERE grp = ? AND stream = ? AND segment = ?",
-            [(row.id, stream, number) for number, (_, done) in frontier.items() if number in before and done and not before[number][1]],
+            [(row.id, stream, number) for number, (_, done) in after.items() if number in before and done and not before[number][1]],
         )
         tx.defer(
             "INSERT INTO group_segment (grp, stream, segment, position, done, since) VALUES (?, ?, ?, ?, ?, now_us())",
-            [(row.id, stream, number, *map(int, frontier[number])) for number in sorted(frontier.keys() - before)],
+            [(row.id, stream, number, *map(int, after[number])) for number in sorted(after.keys() - before)],
         )
 
 
-def _advance_once(rows: dict[int, SegmentRow], frontier: dict[int, tuple[int, bool]], ends: dict[int, int] | None) -> bool:
+def _moves(tx: Tx, row: GroupRow, frontier: Sequence[Assigned]) -> list[tuple[int, Places, Places, dict[int, SegmentRow]]]:
+    """(stream, its part of the frontier, where that can move to, the segments from there on); positions, and whether they are at an end."""
+    by_stream: dict[int, Places] = {}
+    for item in frontier:
+        by_stream.setdefault(item.stream, {})[item.segment] = (item.position, item.done)
+    found = []
+    for stream, before in by_stream.items():
+        ends = row.ends.get(stream, {}) if row.ends is not None else None
+        # Numbers grow along each key, so what lies before the frontier's first is read already.
+        rows = {other.number: other for other in segments.list_segments(tx, stream, first=min([*before, *(ends or {})]))}
+        after = dict(before)
+        while _advance_once(rows, after, ends):
+            pass
+        found.append((stream, before, after, rows))
+    return found
+
+
+def _advance_once(rows: dict[int, SegmentRow], frontier: Places, ends: dict[int, int] | None) -> bool:
     changed = False
     for number, (position, done) in list(frontier.items()):
         row = rows.get(number)
-        end = ends.get(number) if ends is not None else None
-        if not done and row is not None and (position >= end if end is not None else not row.is_open and position >= row.tail):
+        if done or row is None:
+            continue
+        if ends is not None and number in ends:
+            done = position >= ends[number]
+        else:
+            done = (not row.is_open and position >= row.tail) or (ends is not None and _is_behind(row, ends, rows))
+        if done:
             frontier[number] = (position, True)
             changed = True
+    if any(number not in rows and not done for number, (_, done) in frontier.items()):
+        return changed  # Truncated away before it was read: its keys are unknown, so nothing of the stream goes on before a reset.
     blocked: list[SegmentRow] = []
     for number, row in sorted(rows.items()):
         if number in frontier or (ends is not None and _is_behind(row, ends, rows)):
@@ -319,11 +395,16 @@ def _advance_once(rows: dict[int, SegmentRow], frontier: dict[int, tuple[int, bo
             continue
         frontier[number] = (0, False)
         changed = True
-    for number in [number for number, (_, done) in frontier.items() if done and number in rows]:
-        newer = [
-            rows[other].keys for other in frontier if other > number and other in rows and rows[other].keys.overlaps(rows[number].keys)
-        ]
-        if _covers(newer, rows[number].keys):
+    present = [rows[number].keys for number in frontier if number in rows]
+    for number in [number for number, (_, done) in frontier.items() if done]:
+        if number not in rows:
+            is_passed = _covers(present, WHOLE)
+        else:
+            newer = [
+                rows[other].keys for other in frontier if other > number and other in rows and rows[other].keys.overlaps(rows[number].keys)
+            ]
+            is_passed = _covers(newer, rows[number].keys)
+        if is_passed:
             del frontier[number]
             changed = True
     return changed

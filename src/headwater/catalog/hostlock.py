@@ -41,6 +41,9 @@ class HostLock:
         try:
             self._lock(deadline)
         except BaseException:
+            # It may have been taken already, when the disk was too full for our name or a Ctrl-C came.
+            if self._descriptor is not None:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._mutex.release()
             raise
 

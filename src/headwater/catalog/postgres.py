@@ -28,6 +28,7 @@ Connection = psycopg.Connection[Row]
 
 _CHANNEL = "headwater"
 _SET_DURABLE = "SET LOCAL synchronous_commit = on"
+_BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _opened: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
 # Connections of a parent process: closing one in a child would end the parent's session, so they are kept for ever.
 _inherited: list[Any] = []
@@ -41,9 +42,9 @@ def _dialect(sql: str) -> str:
 class PostgresTx:
     """A transaction on one connection. What is deferred goes out with the next statement that wants an answer, or with the commit."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, begin: str) -> None:
         self._connection = connection
-        self._deferred: list[tuple[str, Sequence[Sequence[Any]]]] = []
+        self._deferred: list[tuple[str, Sequence[Sequence[Any]]]] = [(begin, [()])]
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self.run_all([(sql, values)])[0]
@@ -59,14 +60,22 @@ class PostgresTx:
 
     def _send_deferred(self) -> None:
         for sql, rows in self._deferred:
-            if rows:
+            if len(rows) == 1:
+                self._connection.execute(_dialect(sql), rows[0])
+            elif rows:
                 self._connection.cursor().executemany(_dialect(sql), rows)
         self._deferred.clear()
 
-    def send_rest(self) -> None:
-        if self._deferred:
-            with self._connection.pipeline():
-                self._send_deferred()
+    def commit(self) -> None:
+        """Send what is deferred and the commit, in one round trip."""
+        self.defer("COMMIT", [()])
+        with self._connection.pipeline():
+            self._send_deferred()
+
+    def roll_back(self) -> None:
+        if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            with suppress(psycopg.Error):
+                self._connection.execute("ROLLBACK")
 
 
 class PostgresDatabase:
@@ -84,28 +93,40 @@ class PostgresDatabase:
     def _begin(self) -> None:
         self._pool_lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changes = PostgresChanges(self)
 
     def _after_fork(self) -> None:
-        _inherited.append((self._idle, self._changes))
+        # Not their sockets, though: while a child has them, the server does not notice that the parent died, and keeps its locks (seen).
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for connection in list(self._connections):
+            _inherited.append(connection)
+            with suppress(psycopg.Error):
+                os.dup2(null, connection.fileno(), inheritable=False)
+        os.close(null)
+        _inherited.append(self._changes)
         self._begin()
 
-    def connect(self, *, autocommit: bool = False) -> Connection:
+    def connect(self) -> Connection:
+        # Transactions begin and end by statements of our own, which go out together with others: psycopg's take a round trip each.
         connection = psycopg.connect(
             self._url,
-            autocommit=autocommit,
+            autocommit=True,
             connect_timeout=10,
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
             application_name="headwater",
         )
+        self._connections.add(connection)
         # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
         connection.execute(f"SET lock_timeout = {int(LOCK_SECONDS * 1000)}")
         connection.execute(f"SET idle_in_transaction_session_timeout = {int(LOCK_SECONDS * 1000)}")
+        if connection.info.server_version >= 170000:
+            # The timeout above never fires after a pipeline: psycopg sends a Flush behind its Sync, and that message stops the server's
+            # timer for good (seen with psycopg 3.3 and PostgreSQL 18).
+            connection.execute(f"SET transaction_timeout = {int(3 * LOCK_SECONDS * 1000)}")
         connection.execute("SET default_transaction_isolation = 'read committed'")
-        if not autocommit:
-            connection.commit()
         return connection
 
     def _take(self) -> Connection:
@@ -129,25 +150,18 @@ class PostgresDatabase:
     def _query(self, sql: str, values: Sequence[Any]) -> list[Row]:
         connection = self._take()
         try:
-            connection.autocommit = True
-            try:
-                return connection.execute(_dialect(sql), values, binary=True).fetchall()
-            finally:
-                if not connection.closed:
-                    connection.autocommit = False
+            return connection.execute(_dialect(sql), values, binary=True).fetchall()
         finally:
             self._give_back(connection)
 
     def read(self, work: Callable[[Tx], T]) -> T:
         def attempt() -> T:
             connection = self._take()
+            tx = PostgresTx(connection, _BEGIN_READING)
             try:
-                tx = PostgresTx(connection)
-                tx.defer("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY", [()])
                 return work(tx)
             finally:
-                with suppress(psycopg.Error):
-                    connection.rollback()
+                tx.roll_back()
                 self._give_back(connection)
 
         return self._repeated(attempt)
@@ -157,24 +171,20 @@ class PostgresDatabase:
 
     def _write(self, work: Callable[[Tx], T], repeatable: bool) -> T:
         connection = self._take()
+        tx = PostgresTx(connection, "BEGIN")
         try:
+            tx.defer(_SET_DURABLE, [()])
+            result = work(tx)
             try:
-                tx = PostgresTx(connection)
-                tx.defer(_SET_DURABLE, [()])
-                result = work(tx)
-            except BaseException:
-                with suppress(psycopg.Error):
-                    connection.rollback()
-                raise
-            try:
-                with connection.pipeline():
-                    tx._send_deferred()
-                    connection.commit()
+                tx.commit()
             except psycopg.OperationalError as error:
-                if repeatable or _is_rollback(error) or not connection.broken:
+                if repeatable or not connection.broken:
                     raise
                 raise OutcomeUnknownError(f"the connection to the catalog was lost during a commit ({error}): ask for the state") from error
             return result
+        except BaseException:
+            tx.roll_back()
+            raise
         finally:
             self._give_back(connection)
 
@@ -260,7 +270,7 @@ class PostgresChanges(Changes):
         if database is None:
             self._closed.set()
             return
-        connection = database.connect(autocommit=True)
+        connection = database.connect()
         del database
         try:
             yield connection
@@ -273,10 +283,6 @@ class PostgresChanges(Changes):
         for thread in (self._listener, self._teller):
             if thread is not None:
                 thread.join(timeout=5)
-
-
-def _is_rollback(error: Exception) -> bool:
-    return isinstance(error, pg.DeadlockDetected | pg.SerializationFailure)
 
 
 def _is_retryable(error: Exception) -> bool:

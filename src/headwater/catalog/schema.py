@@ -46,7 +46,8 @@ def open_catalog(database: Database, dialect: str, *, create: bool) -> str:
             found = tx.run("SELECT format FROM store")[0][0]
         if found > FORMAT:
             raise InvalidRequestError(
-                f"the store at {database.url} has format {found}, made by a newer headwater; this one knows formats up to {FORMAT}: upgrade headwater"
+                f"the store at {database.url} has format {found}, made by a newer headwater; "
+                f"this one knows formats up to {FORMAT}: upgrade headwater"
             )
         for version in range(found + 1, FORMAT + 1):
             for statement in statements(f"migrations/{version:04d}.sql", dialect):

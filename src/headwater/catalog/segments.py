@@ -69,10 +69,11 @@ def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Se
     return numbers
 
 
-def list_segments(tx: Tx, stream: int, *, with_dropped: bool = False) -> list[SegmentRow]:
-    """Every segment that is readable, by number; with those that only a tag keeps, if asked for."""
+def list_segments(tx: Tx, stream: int, *, first: int = 0, with_dropped: bool = False) -> list[SegmentRow]:
+    """Every segment that is readable, by number from `first` on; with those that only a tag keeps, if asked for."""
     dropped = "" if with_dropped else "AND dropped = 0"
-    return [_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? {dropped} ORDER BY number", (stream,))]
+    sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number >= ? {dropped} ORDER BY number"
+    return [_row(row) for row in tx.run(sql, (stream, first))]
 
 
 def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
@@ -213,22 +214,11 @@ def copy_segments(tx: Tx, parent: int, fork: int, numbers: dict[int, int]) -> No
         tail = numbers.get(row.number, row.tail)
         log = next_id(tx, "log")
         sealed = (None, None) if row.number in numbers else (row.sealed_epoch, row.sealed_at)
+        keys = (row.keys.start - _SHIFT, row.keys.end - 1 - _SHIFT)
         tx.run(
-            "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, "
-            "appended_at, base_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-            (
-                fork,
-                row.number,
-                log,
-                row.keys.start - _SHIFT,
-                row.keys.end - 1 - _SHIFT,
-                row.made_epoch,
-                row.made_at,
-                *sealed,
-                row.head,
-                tail,
-            )
-            + (row.appended_at, tail),
+            "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, "
+            "bytes, appended_at, base_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+            (fork, row.number, log, *keys, row.made_epoch, row.made_at, *sealed, row.head, tail, row.appended_at, tail),
         )
         for source, first, until in list_pieces(tx, row):
             start, end = max(first, row.head), min(until, tail)

@@ -26,9 +26,11 @@ from headwater.runtime import clock
 T = TypeVar("T")
 
 _IN_MEMORY = ":memory:"
+_PAGE_BYTES = 4096
 _opened: weakref.WeakSet[SqliteDatabase] = weakref.WeakSet()
-# Connections of a parent process: they must be neither used nor closed in its child, so they are kept for ever.
-_inherited: list[apsw.Connection] = []
+#: Those that wait, with no connection open, for a fork to be over; one fork at a time.
+_forking: list[SqliteDatabase] = []
+_fork_lock = threading.Lock()
 
 
 @lru_cache(maxsize=1024)
@@ -67,14 +69,55 @@ class SqliteDatabase:
         _opened.add(self)
 
     def _begin(self) -> None:
-        self._pool_lock = threading.Lock()
+        # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
+        self._pool_mutex = threading.Lock()
+        self._pool_lock = threading.Condition(self._pool_mutex)
+        self._users = 0
+        self._is_forking = False
         self._readers: list[apsw.Connection] = []
         self._writer: apsw.Connection | None = None
+        self._wal_pages = 0
         self._changes = SqliteChanges(self)
 
+    def _before_fork(self) -> None:
+        # SQLite notes for the whole process which locks of a file it holds. A child would inherit the notes, but not the locks: it
+        # lost events when its parent died (seen), and waited for ever when another thread of the parent was just writing (seen). So
+        # there is no connection at all while a process forks; both sides open new ones when they need them.
+        if self._memory:
+            self._memory_lock.acquire()
+            return
+        with self._pool_mutex:
+            self._is_forking = True
+            self._pool_lock.wait_for(lambda: not self._users)
+            for connection in [*self._readers, *filter(None, (self._writer, self._changes.connection))]:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                connection.close()
+            self._begin_closed()
+
+    def _after_fork_in_parent(self) -> None:
+        if self._memory:
+            self._memory_lock.release()
+            return
+        with self._pool_mutex:
+            self._is_forking = False
+            self._pool_lock.notify_all()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Held while a connection is used: a fork waits until none is."""
+        with self._pool_mutex:
+            while self._is_forking:
+                self._pool_lock.wait()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._pool_mutex:
+                self._users -= 1
+                if self._is_forking:
+                    self._pool_lock.notify_all()
+
     def _after_fork(self) -> None:
-        _inherited.extend(self._readers)
-        _inherited.extend(filter(None, (self._writer, self._changes.connection)))
         if self._lock is not None:
             self._lock.forget()
         self._memory_lock = threading.RLock()
@@ -99,13 +142,15 @@ class SqliteDatabase:
             with self._memory_lock:
                 yield self._memory_connection
             return
-        with self._pool_lock:
-            connection = self._readers.pop() if self._readers else None
-        connection = connection or self._connect()
-        try:
-            yield connection
-        finally:
-            with self._pool_lock:
+        with self._in_use():
+            try:
+                # A list's pop and append are atomic.
+                connection = self._readers.pop()
+            except IndexError:
+                connection = self._connect()
+            try:
+                yield connection
+            finally:
                 self._readers.append(connection)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
@@ -123,10 +168,11 @@ class SqliteDatabase:
     def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
         # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
         # about an answer lost on a network, which can't be here).
-        with self._lock or self._memory_lock, _translated(self._path):
+        with _translated(self._path), self._lock or self._memory_lock, self._in_use():
             connection = self._memory_connection or self._writer
             if connection is None:
                 connection = self._writer = self._connect()
+                connection.set_wal_hook(self._note_wal)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 result = work(SqliteTx(connection))
@@ -140,20 +186,18 @@ class SqliteDatabase:
         return result
 
     def _checkpoint_if_large(self, connection: apsw.Connection) -> None:
-        if self._memory or self._wal_bytes() < WAL_BYTES:
+        if self._wal_pages * _PAGE_BYTES < WAL_BYTES:
             return
-        # The commit is done; a checkpoint that can't run now (a full disk, a reader in the way) is left to whoever commits next.
+        # The commit is done; a checkpoint that can't run now (a full disk, a reader in the way) is left to whoever commits next. The file
+        # is used again from its start and not cut short: commits into a file that need not grow take half the time.
+        connection.set_busy_timeout(0)
         with suppress(apsw.Error):
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-            connection.set_busy_timeout(0)
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         connection.set_busy_timeout(int(LOCK_SECONDS * 1000))
 
-    def _wal_bytes(self) -> int:
-        try:
-            return os.stat(f"{self._path}-wal").st_size
-        except FileNotFoundError:
-            return 0
+    def _note_wal(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
 
     def announce(self) -> None:
         self._changes.bump()
@@ -165,7 +209,7 @@ class SqliteDatabase:
     def close(self) -> None:
         if self._memory:
             return
-        with self._lock or nullcontext(), self._pool_lock:
+        with self._lock or nullcontext(), self._pool_mutex:
             for connection in [*self._readers, *filter(None, (self._writer, self._changes.connection))]:
                 connection.close()
             self._begin_closed()
@@ -195,7 +239,7 @@ class SqliteChanges(Changes):
         database = self._database()
         if database is None or database._memory:
             return
-        with self._poll_lock:
+        with self._poll_lock, database._in_use():
             if self.connection is None:
                 self.connection = database._connect()
             found = self.connection.pragma("data_version")
@@ -214,7 +258,7 @@ class SqliteChanges(Changes):
         while True:
             self._poll()
             waited = time.monotonic() - started
-            with self._condition:
+            with self._mutex:
                 if self._version != seen or waited >= timeout:
                     return
                 self._condition.wait(min(pause, timeout - waited))
@@ -248,8 +292,23 @@ def _translated(path: str) -> Iterator[None]:
 
 
 def _reset_all() -> None:
+    _forking.clear()
+    _fork_lock.release()
     for database in list(_opened):
         database._after_fork()
 
 
-os.register_at_fork(after_in_child=_reset_all)
+def _before_fork() -> None:
+    _fork_lock.acquire()
+    _forking[:] = list(_opened)
+    for database in _forking:
+        database._before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop()._after_fork_in_parent()
+    _fork_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_reset_all)

@@ -94,6 +94,26 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     return get_stream(tx, stream)
 
 
+def list_forks(tx: Tx, stream: int) -> list[str]:
+    """Full names of the streams that read some of this one's logs."""
+    rows = tx.run(
+        "SELECT DISTINCT f.scope, f.name FROM segment s JOIN base b ON b.source = s.log JOIN segment v ON v.log = b.log "
+        "JOIN stream f ON f.id = v.stream WHERE s.stream = ?",
+        (stream,),
+    )
+    return sorted(f"{row[0]}/{row[1]}" for row in rows)
+
+
+def find_origin(tx: Tx, stream: int) -> str | None:
+    """The full name of the stream that this one was forked from, if it is still there."""
+    rows = tx.run(
+        "SELECT o.scope, o.name FROM segment v JOIN base b ON b.log = v.log JOIN segment s ON s.log = b.source "
+        "JOIN stream o ON o.id = s.stream WHERE v.stream = ? ORDER BY o.id DESC LIMIT 1",
+        (stream,),
+    )
+    return f"{rows[0][0]}/{rows[0][1]}" if rows else None
+
+
 def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name)
     return StreamRow(*rows[0]) if rows else None

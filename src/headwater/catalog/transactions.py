@@ -21,6 +21,7 @@ from headwater.catalog.segments import SegmentRow
 from headwater.errors import (
     ConditionFailedError,
     ConflictError,
+    FencedError,
     HeadwaterError,
     NotFoundError,
     SealedError,
@@ -30,6 +31,11 @@ from headwater.model.markers import Marker
 from headwater.runtime import failpoints
 
 OPEN, COMMITTING, COMMITTED, ABORTED = "open", "committing", "committed", "aborted"
+
+#: Errors that a commit made by another process may have left for this one: told as what they are.
+_TOLD = {kind.__name__: kind for kind in (ConditionFailedError, ConflictError, FencedError, NotFoundError, SealedError)}
+#: The sequence of a marker's row while its first commit is under way: below all that can be given.
+_NO_SEQUENCE = -(1 << 63)
 
 
 class StagedAppend(NamedTuple):
@@ -54,11 +60,19 @@ class Change(NamedTuple):
 
 @dataclass
 class Batch:
-    """What a process adds to a transaction at once. `objects` are (key) of objects that hold the blocks, named by index in `object`."""
+    """What a process adds to a transaction at once. `object_key` names the object that holds the blocks which are not inline.
 
+    `id` is the batch's own: given again after a lost answer, it is not added twice.
+    """
+
+    id: int = 0
     appends: list[StagedAppend] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     object_key: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.appends and not self.changes
 
 
 class Outcome(NamedTuple):
@@ -81,19 +95,20 @@ class ScaledMeanwhile(Exception):
     """A segment was sealed while it was looked at: do it again."""
 
 
-def begin(tx: Tx, id: str, lease_us: int) -> bool:
-    """Insert the transaction; False if it is there already."""
+def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None) -> bool:
+    """Insert the transaction, whose lease began `age_us` ago; False if it is there already."""
     made = tx.run(
-        "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal) VALUES (?, 'open', now_us(), ?, now_us() + ?, 0) "
-        "ON CONFLICT (id) DO NOTHING RETURNING id",
-        (id, lease_us, lease_us),
+        "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal, marker_owner, marker_sequence, marker_fingerprint) "
+        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id",
+        (id, lease_us, lease_us - age_us, *(marker or (None, None, None))),
     )
     return bool(made)
 
 
 def renew(tx: Tx, id: str) -> None:
-    """Put the time-out off by another lease."""
-    if not tx.run("UPDATE txn SET expires_at = now_us() + lease WHERE id = ? AND state = 'open' RETURNING id", (id,)):
+    """Put the time-out off by another lease. One that ran out is over, whether or not anybody looked."""
+    live = "state IN ('open', 'committing') AND expires_at >= now_us()"
+    if not tx.run(f"UPDATE txn SET expires_at = now_us() + lease WHERE id = ? AND {live} RETURNING id", (id,)):
         raise _ended(id, get_state(tx, id))
 
 
@@ -102,7 +117,7 @@ def get_state(tx: Tx, id: str) -> str:
     rows = tx.run("SELECT state, expires_at < now_us() FROM txn WHERE id = ? FOR UPDATE", (id,))
     if not rows:
         raise NotFoundError(f"there is no transaction {id}")
-    if rows[0][0] == OPEN and rows[0][1]:
+    if rows[0][0] in (OPEN, COMMITTING) and rows[0][1]:
         _drop(tx, [id], "its lease ran out")
         return ABORTED
     return str(rows[0][0])
@@ -114,15 +129,30 @@ def look_up(tx: Tx, id: str) -> tuple[str, int]:
     return state, int(tx.run("SELECT lease FROM txn WHERE id = ?", (id,))[0][0])
 
 
+def find_state(tx: Tx, id: str) -> str | None:
+    """The state, without changing anything; None if the lease ran out, which `get_state` makes final."""
+    rows = tx.run("SELECT state, expires_at < now_us() FROM txn WHERE id = ?", (id,))
+    if not rows:
+        raise NotFoundError(f"there is no transaction {id}")
+    return None if rows[0][0] in (OPEN, COMMITTING) and rows[0][1] else str(rows[0][0])
+
+
 def stage(tx: Tx, id: str, batch: Batch) -> None:
-    """Add blocks and changes to an open transaction. Readers see nothing of them before its commit."""
+    """Add blocks and changes to an open transaction, once. Readers see nothing of them before its commit."""
     rows = tx.run(
-        "UPDATE txn SET next_ordinal = next_ordinal + ?, expires_at = now_us() + lease WHERE id = ? AND state = 'open' RETURNING next_ordinal",
+        "UPDATE txn SET next_ordinal = next_ordinal + ? WHERE id = ? AND state = 'open' AND expires_at >= now_us() RETURNING next_ordinal",
         (len(batch.appends) + len(batch.changes), id),
     )
     if not rows:
         raise _ended(id, get_state(tx, id))
-    _insert(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.changes))
+    # The batch leaves a mark among the changes, below all ordinals.
+    marked = tx.run(
+        "INSERT INTO txn_change (txn, ordinal, place, kind, target, name) VALUES (?, ?, 0, 'batch', 0, '') "
+        "ON CONFLICT (txn, ordinal, place) DO NOTHING RETURNING ordinal",
+        (id, -batch.id),
+    )
+    if marked:
+        _insert(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.changes))
     failpoints.reach("txn.inserted")
 
 
@@ -158,8 +188,10 @@ def _with_object(tx: Tx, batch: Batch) -> Batch:
     return batch
 
 
-def abort(tx: Tx, id: str) -> None:
+def abort(tx: Tx, id: str, lease_us: int) -> None:
     """Drop all that was staged. Aborting again changes nothing; a committed one raises."""
+    # If a commit of it is still under way somewhere, this waits for it; if it never was known, it is now, as aborted.
+    begin(tx, id, lease_us, 0, None)
     state = get_state(tx, id)
     if state == COMMITTED:
         raise _ended(id, state)
@@ -168,8 +200,9 @@ def abort(tx: Tx, id: str) -> None:
 
 
 def abort_expired(tx: Tx) -> list[str]:
-    """Abort every open transaction whose lease ran out. A wrong guess costs a retry, never data."""
-    rows = tx.run("SELECT id FROM txn WHERE state = 'open' AND expires_at < now_us() ORDER BY id LIMIT 100 FOR UPDATE")
+    """Abort every transaction whose lease ran out before its commit. A wrong guess costs a retry, never data."""
+    sql = "SELECT id FROM txn WHERE state IN ('open', 'committing') AND expires_at < now_us() ORDER BY id LIMIT 100 FOR UPDATE"
+    rows = tx.run(sql)
     ids = [row[0] for row in rows]
     _drop(tx, ids, "its lease ran out")
     return ids
@@ -178,16 +211,18 @@ def abort_expired(tx: Tx) -> list[str]:
 def abort_staged_in(tx: Tx, stream: int) -> None:
     """Abort the open transactions that have something staged for a stream, which is being sealed."""
     rows = tx.run(
-        "SELECT id FROM txn WHERE state IN ('open', 'committing') AND id IN (SELECT txn FROM txn_extent WHERE stream = ?) ORDER BY id FOR UPDATE",
+        "SELECT id FROM txn WHERE state IN ('open', 'committing') AND id IN (SELECT txn FROM txn_extent WHERE stream = ?) "
+        "ORDER BY id FOR UPDATE",
         (stream,),
     )
     _drop(tx, [row[0] for row in rows], "a stream it writes to was sealed")
 
 
-def _drop(tx: Tx, ids: Sequence[str], reason: str) -> None:
+def _drop(tx: Tx, ids: Sequence[str], reason: str, kind: str = "") -> None:
+    result = json.dumps({"reason": reason, "kind": kind})
     for id in ids:
         _forget_staged(tx, id)
-        tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (json.dumps({"reason": reason}), id))
+        tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (result, id))
         failpoints.reach("txn.dropped")
 
 
@@ -196,21 +231,41 @@ def _forget_staged(tx: Tx, id: str) -> None:
     tx.run("DELETE FROM txn_extent WHERE txn = ?", (id,))
 
 
-def list_transactions(tx: Tx, limit: int) -> list[tuple[str, str, int, int, int | None]]:
-    """(id, state, begun, expires, ended), the newest first."""
-    sql = "SELECT id, state, begun_at, expires_at, ended_at FROM txn ORDER BY begun_at DESC LIMIT ?"
-    return [(row[0], row[1], row[2], row[3], row[4]) for row in tx.run(sql, (limit,))]
+class TransactionRow(NamedTuple):
+    """A transaction as the catalog has it; `streams` are those it has something staged for, or wrote to."""
+
+    id: str
+    state: str
+    begun_at: int
+    expires_at: int
+    ended_at: int | None
+    streams: tuple[str, ...]
 
 
-def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int) -> Outcome:
-    """Commit what is staged together with `batch`. Given again, it answers the same.
+def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRow]:
+    """The newest transactions first."""
+    where = "WHERE state IN ('open', 'committing')" if only_open else ""
+    rows = tx.run(f"SELECT id, state, begun_at, expires_at, ended_at, result FROM txn {where} ORDER BY begun_at DESC LIMIT ?", (limit,))
+    found = []
+    for id, state, begun_at, expires_at, ended_at, result in rows:
+        staged = {row[0] for row in tx.run("SELECT DISTINCT stream FROM txn_extent WHERE txn = ?", (id,))}
+        written = set(_load_tails(json.loads(result)["tails"])) if state == COMMITTED else set()
+        names = [tx.run("SELECT scope, name FROM stream WHERE id = ?", (stream,)) for stream in sorted(staged | written)]
+        streams = tuple(f"{name[0][0]}/{name[0][1]}" for name in names if name)
+        found.append(TransactionRow(id, state, begun_at, expires_at, ended_at, streams))
+    return found
+
+
+def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, age_us: int, by: str) -> Outcome:
+    """Commit what is staged together with `batch`. Given again by the same caller (`by`), it answers the same.
 
     RollNeeded if a staged segment was split meanwhile; ConflictError and its kind if a condition does not hold: then it is aborted.
     """
-    is_new = begin(tx, id, lease_us)
-    earlier = None if is_new else _earlier_outcome(tx, id)
-    if earlier is not None:
-        return earlier
+    is_new = begin(tx, id, lease_us, age_us, marker)
+    if not is_new or age_us:
+        earlier, marker, batch = _look_again(tx, id, batch, marker, by)
+        if earlier is not None:
+            return earlier
     repeated = _check_marker(tx, marker)
     if repeated is not None:
         _drop(tx, [id], f"its marker was committed by {repeated.id}")
@@ -219,20 +274,17 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int) 
     staged = [] if is_new else _staged(tx, id)
     needed = {(row.stream, row.segment) for row in staged} | {(item.stream, item.append.segment) for item in batch.appends}
     targets = _open_targets(tx, needed, {(row.stream, row.segment) for row in staged})
-    outcome = _apply(tx, id, batch, staged, targets, marker, is_new)
+    outcome = _apply(tx, id, batch, staged, targets, marker, by, is_new)
     failpoints.reach("txn.applied")
     return outcome
 
 
-def prepare(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int) -> None:
+def prepare(tx: Tx, id: str, batch: Batch, by: str) -> None:
     """Stage the rest and wait for a roll: from here on any process may commit it, together with others."""
-    begin(tx, id, lease_us)
-    if _earlier_outcome(tx, id) is not None:
-        return
     rows = tx.run(
-        "UPDATE txn SET next_ordinal = next_ordinal + ?, state = 'committing', marker_owner = ?, marker_sequence = ?, marker_fingerprint = ? "
-        "WHERE id = ? AND state = 'open' RETURNING next_ordinal",
-        (len(batch.appends) + len(batch.changes), *(marker or (None, None, None)), id),
+        "UPDATE txn SET next_ordinal = next_ordinal + ?, state = 'committing', result = ? WHERE id = ? AND state = 'open' "
+        "RETURNING next_ordinal",
+        (len(batch.appends) + len(batch.changes), json.dumps({"by": by}), id),
     )
     if rows:
         _insert(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.changes))
@@ -243,56 +295,96 @@ def count_waiting(tx: Tx) -> int:
     return int(tx.run("SELECT count(*) FROM txn WHERE state = 'committing'")[0][0])
 
 
-def commit_prepared(tx: Tx, id: str) -> Outcome:
-    """Commit a prepared transaction and all others that wait: they share one roll of each stream. A failing one is aborted alone."""
-    waiting = [row[0] for row in tx.run("SELECT id FROM txn WHERE state = 'committing' ORDER BY id FOR UPDATE")]
+def commit_prepared(tx: Tx, id: str, by: str) -> Outcome | HeadwaterError:
+    """Commit a prepared transaction and all others that wait: they share one roll of each stream. A failing one is aborted alone.
+
+    Why this one failed is returned, not raised: the others' commits stand.
+    """
+    sql = "SELECT id FROM txn WHERE state = 'committing' AND (id = ? OR expires_at >= now_us()) ORDER BY id FOR UPDATE"
+    waiting = [row[0] for row in tx.run(sql, (id,))]
     staged = {other: _staged(tx, other) for other in waiting}
     needed = {(row.stream, row.segment) for rows in staged.values() for row in rows}
     targets, gone = _rolled_targets(tx, needed)
     for other in waiting:
-        rows = tx.run("SELECT marker_owner, marker_sequence, marker_fingerprint FROM txn WHERE id = ?", (other,))
-        marker = Marker(*rows[0]) if rows[0][0] is not None else None
+        columns = "marker_owner, marker_sequence, marker_fingerprint, result"
+        *fields, result = tx.run(f"SELECT {columns} FROM txn WHERE id = ?", (other,))[0]
+        marker = Marker(*fields) if fields[0] is not None else None
         try:
             lost = next((gone[row.stream] for row in staged[other] if row.stream in gone), None)
             if lost is not None:
                 raise lost
-            if _check_marker(tx, marker) is not None:
-                _drop(tx, [other], "its marker was committed by another")
+            repeated = _check_marker(tx, marker)
+            if repeated is not None:
+                _drop(tx, [other], f"its marker was committed by {repeated.id}")
             else:
-                _apply(tx, other, Batch(), staged[other], targets, marker)
+                _apply(tx, other, Batch(), staged[other], targets, marker, json.loads(result)["by"])
         except HeadwaterError as error:
-            _drop(tx, [other], error.message)
+            _drop(tx, [other], error.message, type(error).__name__)
     failpoints.reach("txn.rolled")
-    outcome = _earlier_outcome(tx, id)
+    try:
+        outcome, _, _ = _look_again(tx, id, Batch(), None, by)
+    except HeadwaterError as error:
+        return error
     assert outcome is not None, "a prepared transaction ends here, if it did not before"
     return outcome
 
 
-def _earlier_outcome(tx: Tx, id: str) -> Outcome | None:
-    """What a commit said before; None if it is still to be decided; TransactionEndedError if it was aborted."""
-    rows = tx.run("SELECT state, result FROM txn WHERE id = ? FOR UPDATE", (id,))
-    state, result = rows[0]
+def _look_again(tx: Tx, id: str, batch: Batch, marker: Marker | None, by: str) -> tuple[Outcome | None, Marker | None, Batch]:
+    """(what a commit said before or None, the marker, what is still to be added) of a transaction that may have ended.
+
+    TransactionEndedError if it was aborted, or committed by another caller without `batch`; or what made it fail.
+    """
+    columns = "state, expires_at < now_us(), result, marker_owner, marker_sequence, marker_fingerprint"
+    state, expired, result, *fields = tx.run(f"SELECT {columns} FROM txn WHERE id = ? FOR UPDATE", (id,))[0]
+    if marker is None and fields[0] is not None:
+        marker = Marker(*fields)
     if state == COMMITTED:
-        return Outcome(id, _load_tails(result), False)
-    if state == ABORTED:
-        raise TransactionEndedError(f"transaction {id} was aborted: {json.loads(result)['reason']}")
-    return None
+        found = json.loads(result)
+        if not batch.is_empty and found["by"] != by:
+            raise TransactionEndedError(
+                f"transaction {id} was committed by another caller: what this one adds to it was not stored", state=COMMITTED
+            )
+        return Outcome(id, _load_tails(found["tails"]), False), marker, batch
+    if state == COMMITTING:
+        # All was staged when it was prepared; another caller's part is not.
+        if not batch.is_empty and json.loads(result)["by"] != by:
+            raise TransactionEndedError(f"transaction {id} is being committed by another caller: what this one adds to it was not stored")
+        return None, marker, Batch()
+    if state == OPEN and not expired:
+        return None, marker, batch
+    repeated = _check_marker(tx, marker)
+    if repeated is not None:
+        return repeated, marker, batch
+    if state == OPEN:
+        raise TransactionEndedError(f"transaction {id} was aborted: its lease ran out")
+    found = json.loads(result)
+    if found["kind"] in _TOLD:
+        raise _TOLD[found["kind"]](found["reason"])
+    raise TransactionEndedError(f"transaction {id} was aborted: {found['reason']}")
 
 
 def _ended(id: str, state: str) -> TransactionEndedError:
-    return TransactionEndedError(f"transaction {id} is {state} already")
+    return TransactionEndedError(f"transaction {id} is {state} already", state=state)
 
 
 def _check_marker(tx: Tx, marker: Marker | None) -> Outcome | None:
     """The commit that had this marker before, None if it is new. ConflictError if it is old, or means other data."""
     if marker is None:
         return None
-    rows = tx.run("SELECT sequence, fingerprint, txn, result FROM marker WHERE owner = ? FOR UPDATE", (marker.owner,))
-    if not rows or rows[0][0] < marker.sequence:
+    sql = "SELECT sequence, fingerprint, txn, result FROM marker WHERE owner = ? FOR UPDATE"
+    rows = tx.run(sql, (marker.owner,))
+    if not rows:
+        # A row to lock: of two first commits the second waits here, and then finds the first one's.
+        tx.run(
+            "INSERT INTO marker (owner, sequence, txn, result) VALUES (?, ?, '', '') ON CONFLICT (owner) DO NOTHING",
+            (marker.owner, _NO_SEQUENCE),
+        )
+        rows = tx.run(sql, (marker.owner,))
+    if rows[0][0] < marker.sequence:
         return None
     sequence, fingerprint, first, result = rows[0]
     if sequence == marker.sequence and fingerprint == marker.fingerprint:
-        return Outcome(first, _load_tails(result), True)
+        return Outcome(first, _load_tails(json.loads(result)), True)
     raise ConflictError(
         f"marker {marker.owner!r}: sequence {marker.sequence} with fingerprint {marker.fingerprint!r} was asked for, "
         f"sequence {sequence} with fingerprint {fingerprint!r} is committed already: nothing was stored",
@@ -325,8 +417,14 @@ class _Target:
         self.number = row.number
         self.log = row.log
         self.tail = row.tail
+        self.made_at = row.made_at
         self.appended_at = row.appended_at
+        self.is_open = row.is_open
         self.bytes = 0
+
+    def append_time(self, now: int) -> int:
+        """Never decreasing in a segment; in one that was sealed at birth, to be rolled into, the moment of its birth."""
+        return max(now, self.appended_at) if self.is_open else self.made_at
 
 
 Targets = dict[tuple[int, int], _Target]
@@ -414,7 +512,9 @@ def _components(sets: list[list[SegmentRow]]) -> list[list[SegmentRow]]:
     return [sorted(rows.values(), key=lambda row: row.number) for rows in joined]
 
 
-def _apply(tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Targets, marker: Marker | None, is_new: bool = False) -> Outcome:
+def _apply(
+    tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Targets, marker: Marker | None, by: str, is_new: bool = False
+) -> Outcome:
     """Append, change and record everything, once each condition was found to hold."""
     now = tx.run("SELECT now_us()")[0][0]
     _check_tails(tx, id, batch, staged, targets)
@@ -422,18 +522,17 @@ def _apply(tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Target
         key: targets[key]
         for key in sorted({(row.stream, row.segment) for row in staged} | {(s.stream, s.append.segment) for s in batch.appends})
     }
-    appended_at = max([now, *(target.appended_at for target in used.values())])
     changes = _numbered_changes(tx, id, batch, staged, used, is_new)
     tables.check_entries(tx, [change for change in changes if change.kind != "reader"])
     groups.check_positions(tx, [change for change in changes if change.kind == "reader"])
 
     for target in {target.log: target for target in used.values()}.values() if staged else ():
-        target.tail = _move(tx, id, target, sorted(key for key, other in used.items() if other is target), appended_at)
+        target.tail = _move(tx, id, target, sorted(key for key, other in used.items() if other is target), now)
     for stream, append, _ in batch.appends:
         target = used[stream, append.segment]
         tx.defer(
             "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(target.log, target.tail, append.count, append.length, append.crc, appended_at, append.object, append.position)],
+            [(target.log, target.tail, append.count, append.length, append.crc, target.append_time(now), append.object, append.position)],
         )
         if append.data is not None:
             tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", [(target.log, target.tail, append.data)])
@@ -443,7 +542,7 @@ def _apply(tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Target
     grown = {(stream, target.number): target for (stream, _), target in used.items()}
     tx.defer(
         "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = ?",
-        [(target.tail, target.bytes, appended_at, *place) for place, target in grown.items()],
+        [(target.tail, target.bytes, target.append_time(now), *place) for place, target in grown.items()],
     )
     for target in grown.values():
         target.bytes = 0
@@ -454,13 +553,15 @@ def _apply(tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Target
     tails = {
         stream: {row.number: row.tail for row in segments.list_open_segments(tx, stream)} for stream in sorted({key[0] for key in used})
     }
-    result = json.dumps({str(stream): {str(number): tail for number, tail in found.items()} for stream, found in tails.items()})
-    tx.defer("UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(result, id)])
+    dumped = {str(stream): {str(number): tail for number, tail in found.items()} for stream, found in tails.items()}
+    tx.defer(
+        "UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(json.dumps({"tails": dumped, "by": by}), id)]
+    )
     if marker is not None:
         tx.defer(
             "INSERT INTO marker (owner, sequence, fingerprint, txn, result) VALUES (?, ?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET "
             "sequence = excluded.sequence, fingerprint = excluded.fingerprint, txn = excluded.txn, result = excluded.result",
-            [(marker.owner, marker.sequence, marker.fingerprint, id, result)],
+            [(marker.owner, marker.sequence, marker.fingerprint, id, json.dumps(dumped))],
         )
     return Outcome(id, tails, False)
 
@@ -474,10 +575,15 @@ def _check_tails(tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: 
                 "SELECT stream, segment, expected_tail FROM txn_extent WHERE txn = ? AND expected_tail IS NOT NULL ORDER BY ordinal", (id,)
             )
         ]
+    if len({condition[:2] for condition in conditions}) < len(conditions):
+        raise ConditionFailedError(
+            "this transaction updates the same shared state twice, each time as it was before: give all updates at once"
+        )
     for stream, segment, expected in conditions:
         if targets[stream, segment].tail != expected:
             raise ConditionFailedError(
-                f"the shared state moved to revision {targets[stream, segment].tail} after it was read at {expected}: read it again, decide again"
+                f"the shared state moved to revision {targets[stream, segment].tail} after it was read at {expected}: "
+                "read it again, decide again"
             )
 
 
@@ -485,9 +591,9 @@ def _numbered_changes(tx: Tx, id: str, batch: Batch, staged: list[_Staged], used
     """Every change, with the version it makes: the number its event will have, plus one."""
     found = []
     behind = {target.log: target.tail for target in used.values()}
-    rows = [] if is_new else tx.run(
-        "SELECT ordinal, place, kind, target, name, expected, data FROM txn_change WHERE txn = ? ORDER BY ordinal, place", (id,)
-    )  # fmt: skip
+    columns = "ordinal, place, kind, target, name, expected, data"
+    sql = f"SELECT {columns} FROM txn_change WHERE txn = ? AND ordinal >= 0 ORDER BY ordinal, place"
+    rows = [] if is_new else tx.run(sql, (id,))
     if rows:
         firsts = {}
         for ordinal, stream, segment, count in tx.run(
@@ -512,7 +618,7 @@ def _numbered_changes(tx: Tx, id: str, batch: Batch, staged: list[_Staged], used
     return found
 
 
-def _move(tx: Tx, id: str, target: _Target, keys: list[tuple[int, int]], appended_at: int) -> int:
+def _move(tx: Tx, id: str, target: _Target, keys: list[tuple[int, int]], now: int) -> int:
     """Move a transaction's blocks behind a segment's tail, in the order in which they were staged; returns the new tail."""
     stream = keys[0][0]
     marks = ", ".join("?" * len(keys))
@@ -527,12 +633,12 @@ def _move(tx: Tx, id: str, target: _Target, keys: list[tuple[int, int]], appende
     tx.run(
         "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) "
         f"SELECT CAST(? AS BIGINT), {firsts}, count, length, crc, CAST(? AS BIGINT), object, position {where}",
-        (target.log, target.tail, appended_at, *mine),
+        (target.log, target.tail, target.append_time(now), *mine),
     )
     events, size = tx.run(f"SELECT CAST(sum(count) AS BIGINT), CAST(sum(length) AS BIGINT) {where}", mine)[0]
     target.bytes += size or 0
     return target.tail + (events or 0)
 
 
-def _load_tails(result: str) -> dict[int, dict[int, int]]:
-    return {int(stream): {int(number): tail for number, tail in found.items()} for stream, found in json.loads(result).items()}
+def _load_tails(tails: dict[str, dict[str, int]]) -> dict[int, dict[int, int]]:
+    return {int(stream): {int(number): tail for number, tail in found.items()} for stream, found in tails.items()}

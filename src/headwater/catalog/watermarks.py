@@ -29,7 +29,8 @@ def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> N
     tx.run("SELECT id FROM stream WHERE id = ? FOR UPDATE", (stream,))
     tx.run(
         "INSERT INTO noted_time (stream, writer, time, noted_at) VALUES (?, ?, ?, now_us()) "
-        "ON CONFLICT (stream, writer) DO UPDATE SET time = excluded.time, noted_at = excluded.noted_at WHERE noted_time.time < excluded.time",
+        "ON CONFLICT (stream, writer) DO UPDATE SET time = excluded.time, noted_at = excluded.noted_at "
+        "WHERE noted_time.time < excluded.time",
         (stream, writer, time_us),
     )
     tx.run("DELETE FROM noted_time WHERE stream = ? AND noted_at < now_us() - ?", (stream, idle_us))

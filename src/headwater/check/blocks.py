@@ -8,7 +8,7 @@ from typing import NamedTuple
 import google_crc32c
 import pyarrow as pa
 
-from headwater.catalog import segments
+from headwater.catalog import extents, segments, tags
 from headwater.catalog.extents import Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.check.report import CheckReport, Problem
@@ -17,12 +17,26 @@ from headwater.model.limits import MIB
 from headwater.segments.block import decode, verify
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.storage import layout
+from headwater.storage import Storage, layout
 
 _INLINE = "the catalog (inline block)"
 _SLICE_EXTENTS = 128
 _FETCH_BYTES = 8 * MIB
 _SHOWN_RANGES = 4
+
+
+class SeenObjects:
+    """The objects that blocks were found in, over all segments: what the catalog calls them, and whether storage has them."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.named: set[int] = set()
+        self._storage = storage
+        self._found: dict[str, bool] = {}
+
+    def has(self, key: str) -> bool:
+        if key not in self._found:
+            self._found[key] = self._storage.size(key) is not None
+        return self._found[key]
 
 
 class _Lost(NamedTuple):
@@ -37,42 +51,60 @@ class _Lost(NamedTuple):
 class SegmentCheck:
     """Checks one segment, slice by slice; each step of `run` is a slice done."""
 
-    def __init__(self, engine: Engine, stream: StreamRef, row: SegmentRow, report: CheckReport, named: set[int]) -> None:
+    def __init__(self, engine: Engine, stream: StreamRef, row: SegmentRow, report: CheckReport, objects: SeenObjects) -> None:
         self._engine = engine
         self._stream = stream
         self._row = row
         self._report = report
-        self._named = named
+        self._objects = objects
         self._lost: dict[tuple[str, str, int | None], _Lost] = {}
-        self._bytes = 0
+        self._log = row.log
         self._has_gap = False
 
     def run(self) -> Iterator[None]:
-        at, end, appended_at = self._row.head, self._row.tail, 0
+        for start, end in self._needed(self._row):
+            for log, first, until in self._engine.read(segments.list_pieces, self._row):
+                yield from self._check_piece(log, max(start, first), min(end, until))
+        self._check_counters()
+        if self._stream.kind == "events" and not self._row.dropped:
+            self._report.events += self._row.tail - self._row.head
+        for lost in self._lost.values():
+            message = f"{self._where}, {self._unit} {_shown(lost.ranges)}: {lost.message}"
+            self._report.add(Problem(lost.kind, message, self._stream.name, self._row.number, lost.object))
+
+    def _needed(self, row: SegmentRow) -> list[tuple[int, int]]:
+        """The numbers of the segment that must be readable: from head to tail, and what tags keep."""
+        pins = self._engine.read(tags.get_pins, self._stream.id).get(row.number, [])
+        ranges = sorted([*pins, *([] if row.dropped else [(row.head, row.tail)])])
+        joined: list[tuple[int, int]] = []
+        for start, end in ranges:
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+            elif start < end:
+                joined.append((start, end))
+        return joined
+
+    def _check_piece(self, log: int, start: int, end: int) -> Iterator[None]:
+        """Numbers [start, end) of the segment, all of which are in one log: its own, or for a fork its parent's."""
+        at, appended_at = start, 0
         while at < end:
-            extents = self._engine.plan(self._row, at, end, _SLICE_EXTENTS)
-            if not extents:
-                self._add_gap(at, end)
-                break
-            for extent in extents:
+            found = extents.plan(self._engine.database, log, at, end, _SLICE_EXTENTS)
+            if not found:
+                self._add_gap(log, at, end)
+                return
+            for extent in found:
                 if extent.first > at:
-                    self._add_gap(at, extent.first)
-                elif extent.first < at and at != self._row.head:
+                    self._add_gap(log, at, extent.first)
+                elif extent.first < at != start:
                     self._add("overlap", f"{self._unit} {extent.first}-{at - 1} are in two blocks")
                 if extent.appended_at < appended_at:
                     self._add("counter", f"the block at event {extent.first} was appended before the one in front of it, says the catalog")
                 appended_at = max(appended_at, extent.appended_at)
                 at = max(at, extent.end)
-            if at > end and self._find_row() == self._row:
+            if at > end == self._row.tail and log == self._row.log and self._find_row() == self._row:
                 self._add("overlap", f"its tail is {end}, but its last block goes on to {at}")
-            self._check_extents(extents)
+            self._check_extents(log, found)
             yield
-        self._check_counters()
-        if self._stream.kind == "events":
-            self._report.events += end - self._row.head
-        for lost in self._lost.values():
-            message = f"{self._where}, {self._unit} {_shown(lost.ranges)}: {lost.message}"
-            self._report.add(Problem(lost.kind, message, self._stream.name, self._row.number, lost.object))
 
     @property
     def _unit(self) -> str:
@@ -85,23 +117,26 @@ class SegmentCheck:
     def _add(self, kind: str, message: str) -> None:
         self._report.add(Problem(kind, f"{self._where}: {message}", self._stream.name, self._row.number))
 
-    def _add_gap(self, start: int, end: int) -> None:
+    def _add_gap(self, log: int, start: int, end: int) -> None:
         row = self._find_row()
-        if row is not None and row.head <= start:
+        if row is None or not any(first <= start < until for first, until in self._needed(row)):
+            return  # Truncated meanwhile.
+        again = extents.plan(self._engine.database, log, start, end, 1)
+        if not again or again[0].first > start:
             self._has_gap = True
             self._add("gap", f"no block holds {self._unit} {start}-{end - 1}")
 
-    def _check_extents(self, extents: Sequence[Extent]) -> None:
+    def _check_extents(self, log: int, found: Sequence[Extent]) -> None:
+        self._log = log
         group: list[Extent] = []
         size = 0
-        for extent in extents:
+        for extent in found:
             self._report.blocks += 1
             self._report.bytes += extent.length
-            self._bytes += extent.length
             if extent.object is None:
                 self._check_inline(extent)
                 continue
-            self._named.add(extent.object)
+            self._objects.named.add(extent.object)
             if extent.key is None:
                 key = _key_of(extent.object, self._engine.storage.local)
                 self._add_lost(extent, "dangling", key, f"the catalog has no row for the object {key} that it names")
@@ -128,6 +163,9 @@ class SegmentCheck:
                 self._add_lost(extent, "missing", key, "")
             return
         try:
+            # Asked for apart from reading: a file that was deleted can still be read by whoever has it open.
+            if not self._objects.has(key):
+                raise CorruptDataError(f"{key} is missing", object=key, missing=True)
             buffers = self._engine.storage.get_ranges(key, [(extent.position, extent.length) for extent in group])
         except CorruptDataError as error:
             if len(group) > 1 and not error.facts.get("missing"):
@@ -173,20 +211,17 @@ class SegmentCheck:
         return block.chunk.count
 
     def _check_counters(self) -> None:
-        """What the segment's row says of its blocks; only if nobody changed it while they were read."""
-        beyond = self._engine.database.query(
-            "SELECT e.first FROM segment s JOIN extent e ON e.log = s.log AND e.first >= s.tail WHERE s.log = ? LIMIT 1", (self._row.log,)
+        """What the segment's row says of its own log, in one look."""
+        rows = self._engine.database.query(
+            "SELECT s.bytes, (SELECT COALESCE(sum(e.length), 0) FROM extent e WHERE e.log = s.log), "
+            "(SELECT min(e.first) FROM extent e WHERE e.log = s.log AND e.first >= s.tail) FROM segment s WHERE s.log = ?",
+            (self._row.log,),
         )
-        if beyond:
-            self._add("overlap", f"there is a block at event {beyond[0][0]}, behind its tail")
-        below, below_bytes = self._engine.database.query(
-            "SELECT count(*), COALESCE(sum(length), 0) FROM extent WHERE log = ? AND first < ? AND first + count <= ?",
-            (self._row.log, self._row.head, self._row.head),
-        )[0]
-        self._report.leftover_rows += int(below)
-        stored = self._bytes + int(below_bytes)
-        if not self._row.base_until and stored != self._row.bytes and not self._has_gap and self._find_row() == self._row:
-            self._add("counter", f"its blocks have {stored:,} bytes, its row says {self._row.bytes:,}")
+        for stated, stored, beyond in rows:
+            if beyond is not None:
+                self._add("overlap", f"there is a block at event {beyond}, behind its tail")
+            if stated != stored and not self._has_gap:
+                self._add("counter", f"its blocks have {stored:,} bytes, its row says {stated:,}")
 
     def _add_lost(self, extent: Extent, kind: str, object: str, message: str) -> None:
         """Note a block that can't be read, unless it went by right meanwhile. Blocks lost with one object make one problem."""
@@ -206,15 +241,14 @@ class SegmentCheck:
         return self._engine.read(segments.find_segment, self._stream.id, self._row.number)
 
     def _still_names(self, extent: Extent) -> bool:
-        """Whether the catalog still says that these bytes hold readable events."""
-        row = self._find_row()
-        if row is None or row.head >= extent.end:
-            return False
-        again = self._engine.plan(self._row, extent.first, extent.end, 1)
+        """Whether the catalog still says that these bytes hold events: rows go before bytes do."""
+        again = extents.plan(self._engine.database, self._log, extent.first, extent.end, 1)
         return [(found.first, found.object) for found in again] == [(extent.first, extent.object)]
 
 
 def _key_of(object: int, local: bool) -> str:
+    if object < 0:
+        return f"{layout.TRANSACTION_PREFIX}... (staged object {-object})"
     session, index = layout.parse_object_id(object)
     return layout.journal_key(session, index) if local else layout.object_key(session, index)
 

@@ -10,13 +10,17 @@ from headwater.check.report import Problem
 _SLICE_ROWS = 2000
 _SHOWN = 5
 
-#: (table, what a row of it is, its column, the table that column points into)
+#: (table, what a row of it is, its column, the table and column that it points into)
 _REFERENCES = (
     ("stream", "the stream", "scope", "scope", "name"),
     ("segment", "a segment", "stream", "stream", "id"),
     ("stream_label", "a label", "stream", "stream", "id"),
     ("stream_schema", "a schema", "stream", "stream", "id"),
     ("writer", "a writer", "stream", "stream", "id"),
+    ("entry", "a table's entry", "stream", "stream", "id"),
+    ("base", "a fork's view", "log", "segment", "log"),
+    ("pin", "a pin", "tag", "tag", "name"),
+    ("txn_extent", "a staged block", "txn", "txn", "id"),
 )
 #: Ids are never used again: the sequence must be at or above all that are in use.
 _SEQUENCES = (("stream", "stream", "id"), ("log", "segment", "log"), ("log", "extent", "log"), ("session", "session", "id"))
@@ -32,8 +36,9 @@ def count_bytes(database: Database) -> int:
 
 def count_dead_rows(database: Database) -> int:
     """Rows of deleted streams and dropped segments, which upkeep will delete."""
-    rows = database.query("SELECT (SELECT count(*) FROM dead_log), (SELECT count(*) FROM extent e JOIN dead_log d ON d.log = e.log)")
-    return int(rows[0][0] + rows[0][1])
+    # A fork keeps what it needs of a dead log.
+    unneeded = "NOT EXISTS (SELECT 1 FROM base b WHERE b.source = d.log)"
+    return int(database.query(f"SELECT count(*) FROM extent e JOIN dead_log d ON d.log = e.log WHERE {unneeded}")[0][0])
 
 
 def find_row_faults(database: Database) -> Iterator[Problem]:

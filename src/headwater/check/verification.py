@@ -10,7 +10,7 @@ from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.check import rows, unused
-from headwater.check.blocks import SegmentCheck
+from headwater.check.blocks import SeenObjects, SegmentCheck
 from headwater.check.lineage import find_lineage_faults
 from headwater.check.report import CheckReport, OnProgress, Problem, Progress
 from headwater.errors import CorruptDataError, NotFoundError
@@ -25,7 +25,7 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
     engine = store._engine
     report = CheckReport()
     total = rows.count_bytes(engine.database)
-    named: set[int] = set()
+    objects = SeenObjects(engine.storage)
     for stream in rows.list_stream_ids(engine.database):
         name = f"stream {stream}"
         try:
@@ -33,7 +33,7 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
             name = row.full_name
             if on_progress is not None:
                 on_progress(Progress(name, report.bytes, total))
-            _check_stream(engine, row, found, next_segment, report, named, total, on_progress)
+            _check_stream(engine, row, found, next_segment, report, objects, total, on_progress)
         except NotFoundError:
             continue  # Deleted meanwhile.
         except CorruptDataError as error:
@@ -42,7 +42,7 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
     for problem in rows.find_row_faults(engine.database):
         report.add(problem)
     report.leftover_rows += rows.count_dead_rows(engine.database)
-    for found_unused in unused.find_unused(engine, named, report):
+    for found_unused in unused.find_unused(engine, objects.named, report):
         report.add_unused(found_unused)
     if on_progress is not None:
         on_progress(Progress("", report.bytes, max(total, report.bytes)))
@@ -51,7 +51,7 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
 
 def _look(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow], int]:
     next_segment = tx.run("SELECT next_segment FROM stream WHERE id = ?", (stream,))
-    return streams.get_stream(tx, stream), segments.list_segments(tx, stream), next_segment[0][0] if next_segment else 0
+    return streams.get_stream(tx, stream), segments.list_segments(tx, stream, with_dropped=True), next_segment[0][0] if next_segment else 0
 
 
 def _check_stream(
@@ -60,16 +60,18 @@ def _check_stream(
     found: list[SegmentRow],
     next_segment: int,
     report: CheckReport,
-    named: set[int],
+    objects: SeenObjects,
     total: int,
     on_progress: OnProgress | None,
 ) -> None:
-    for fault in find_lineage_faults(found, epoch=row.epoch, is_sealed=row.sealed_at is not None, next_segment=next_segment):
+    # Segments that only a tag keeps are out of the lineage: their predecessors or successors may be gone.
+    readable = [segment for segment in found if not segment.dropped]
+    for fault in find_lineage_faults(readable, epoch=row.epoch, is_sealed=row.sealed_at is not None, next_segment=next_segment):
         report.add(Problem("lineage", f"{row.full_name}: {fault}", row.full_name))
     ref = _find_ref(engine, row, report)
     for segment in found:
         if ref is not None:
-            check = SegmentCheck(engine, ref, segment, report, named)
+            check = SegmentCheck(engine, ref, segment, report, objects)
             for _ in check.run():
                 if on_progress is not None:
                     on_progress(Progress(row.full_name, report.bytes, max(total, report.bytes)))

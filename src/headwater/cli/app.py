@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 import headwater as hw
+from headwater.cli.interrupts import interrupts
 
 OK, FAILED, MISUSED = 0, 1, 2
 
@@ -64,7 +65,8 @@ class App(click.Group):
             # A terminal that can't show a character shows another: no reason to fail.
             sys.stdout.reconfigure(errors="replace")
         try:
-            code = super().main(args, prog_name or "headwater", *rest, **extra)
+            with interrupts.handled(_error_line("interrupted", "Interrupted", as_json)):
+                code = super().main(args, prog_name or "headwater", *rest, **extra)
             sys.exit(code if isinstance(code, int) else OK)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
@@ -93,10 +95,13 @@ class _InterruptedError(Exception):
 
 
 def _fail(code: int, message: str, kind: str, as_json: bool) -> NoReturn:
-    line = " ".join(message.split())
-    text = json.dumps({"error": kind, "message": line}, ensure_ascii=False) if as_json else f"headwater: {line}"
-    click.echo(text, err=True)
+    click.echo(_error_line(message, kind, as_json), err=True)
     sys.exit(code)
+
+
+def _error_line(message: str, kind: str, as_json: bool) -> str:
+    line = " ".join(message.split())
+    return json.dumps({"error": kind, "message": line}, ensure_ascii=False) if as_json else f"headwater: {line}"
 
 
 class Target:

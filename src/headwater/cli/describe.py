@@ -11,6 +11,7 @@ import click
 import headwater as hw
 from headwater.check import SegmentContents, StoreContents, StreamContents, list_contents, store_contents, stream_contents
 from headwater.cli.app import Target, with_store
+from headwater.cli.coordinate import around_store, around_stream, show_around_store, show_around_stream
 from headwater.cli.output import console, emit, key_bar, size, table, time_text
 
 _SHOWN_SEGMENTS = 64
@@ -44,15 +45,17 @@ def describe_command(target: Target, name: str | None, all_segments: bool) -> No
         if name is None:
             contents = store_contents(store)
             if target.json:
-                emit(_store_json(store, contents))
+                emit({**_store_json(store, contents), **around_store(store)})
             else:
                 _show_store(store, contents)
+                show_around_store(store)
             return
         stream = store.stream(name)
         if target.json:
-            emit(_described(stream, stream_contents(stream)))
+            emit({**_described(stream, stream_contents(stream)), **around_stream(store, stream)})
         else:
             _show_stream(stream, stream_contents(stream), all_segments)
+            show_around_stream(store, stream)
 
 
 def _stream_json(stream: StreamContents) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -214,10 +214,12 @@ def _rows(lines: Lines, first: int, schema: pa.Schema, columns: Columns) -> Pars
 
 def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     data = b"\n".join(texts.to_pylist())
+    # Arrow reads times of day and dates from JSON as numbers only; as text they are cast.
+    written = pa.schema([field.with_type(pa.string()) if _is_written_as_text(field.type) else field for field in schema])
     table = pyarrow.json.read_json(
         pa.BufferReader(data),
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 16)),
-        parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=written, unexpected_field_behavior="error"),
     )
     if table.num_rows != len(texts):
         raise ValueError("not one JSON object in each line")
@@ -225,7 +227,20 @@ def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise ValueError(f"the column {field.name!r} is never null")
-    return pa.RecordBatch.from_arrays([batch.column(field.name) for field in schema], schema=schema)
+    columns = [batch.column(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays([_cast(*pair) for pair in zip(columns, schema.types, strict=True)], schema=schema)
+
+
+def _is_written_as_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_date(kind) or pt.is_time(kind))
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type.equals(kind):
+        return column
+    if pt.is_time(kind):
+        return pa.array([None if text is None else time.fromisoformat(text) for text in column.to_pylist()], kind)
+    return column.cast(kind)
 
 
 def _decorate(batch: pa.RecordBatch, line_numbers: Any, columns: Columns) -> Parsed:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from headwater import check
 from headwater.cli.app import FAILED, OK, Target, with_store
+from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, size
 
 _SHOWN_UNUSED = 10
@@ -23,7 +24,8 @@ _SHOWN_UNUSED = 10
 @with_store
 def upkeep_command(target: Target, once: bool, every: float) -> None:
     """Do the store's housekeeping, once or until Ctrl-C: fence sessions of dead processes, free what was truncated or deleted."""
-    with target.open() as store, contextlib.suppress(KeyboardInterrupt):
+    interrupts.end_well()
+    with target.open() as store:
         while True:
             report = store.run_upkeep()
             if target.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pyarrow as pa
 import headwater as hw
 from headwater.cli.app import Target, with_store
 from headwater.cli.arguments import PLACE, parse_place
+from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, dump, event_json, plain, table, time_text
 from headwater.model.schemas import is_opaque
 
@@ -76,8 +76,8 @@ def read_command(
 @with_store
 def tail_command(target: Target, name: str, count: int, follow: bool, form: str | None) -> None:
     """Print the last events of a stream, and those to come."""
-    # Ctrl-C is how one leaves: no error.
-    with target.open() as store, contextlib.suppress(KeyboardInterrupt):
+    interrupts.end_well()
+    with target.open() as store:
         stream = store.stream(name)
         if stream.kind == "bytes":
             _refuse_form(target, form)

@@ -20,7 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TransferSpeedColumn
 
 import headwater as hw
 from headwater.cli.app import Target, with_store
-from headwater.cli.lines import BadLineError, Columns, Parser, parser_for, read_lines
+from headwater.cli.interrupts import interrupts
+from headwater.cli.lines import BadLineError, Columns, Lines, Parser, parser_for, read_lines
 from headwater.cli.output import console, emit, size
 
 _PIECE_BYTES = 4 * 1024 * 1024
@@ -70,6 +71,7 @@ def write_command(
     columns = Columns(key, _compiled(key_regex), time_field, number if number != LINE else None)
     started = time.monotonic()
     tally = Tally()
+    interrupts.wait_for_place()
     with target.open() as store:
         stream = store.stream(name)
         try:
@@ -109,7 +111,8 @@ def _write_bytes(stream: hw.Stream, file: BinaryIO, tally: Tally, show: Callable
 
 def _read_some(file: BinaryIO) -> bytes:
     """What there is, as soon as there is something."""
-    return file.read1(_PIECE_BYTES) if hasattr(file, "read1") else file.read(_PIECE_BYTES)
+    with interrupts.place():
+        return file.read1(_PIECE_BYTES) if hasattr(file, "read1") else file.read(_PIECE_BYTES)
 
 
 def _write_lines(
@@ -124,7 +127,7 @@ def _write_lines(
     parse: Parser = parser_for(stream.schema, columns)
     with stream.writer(writer_id) as writer:
         given = writer.last_number if writer_id is not None else 0
-        for lines in read_lines(file, _read_some):
+        for lines in _until_interrupted(writer, read_lines(file, _read_some)):
             failure: BadLineError | None = None
             first_line = tally.lines + 1
             tally.lines += len(lines)
@@ -148,6 +151,15 @@ def _write_lines(
                 writer.flush()
                 raise failure
             show(tally)
+
+
+def _until_interrupted(writer: hw.Writer, pieces: Iterator[Lines]) -> Iterator[Lines]:
+    """The same pieces. After a Ctrl-C what was given is stored before anything is said of it."""
+    try:
+        yield from pieces
+    except KeyboardInterrupt:
+        writer.flush()
+        raise
 
 
 def _only_new(batch: pa.RecordBatch, numbers: Any, given: int) -> tuple[pa.RecordBatch, int]:

@@ -38,6 +38,16 @@ class Lag(NamedTuple):
     seconds: float
 
 
+class HeldSegment(NamedTuple):
+    """A segment that a group is at, and who holds it; None if nobody does."""
+
+    reader: str | None
+    stream: str
+    segment: Segment
+    position: int
+    since: datetime
+
+
 class TimeWindow(NamedTuple):
     """Bounds of event time at a group's position; None where unknown."""
 
@@ -71,11 +81,18 @@ class ReaderGroup:
         """
         if commit not in ("auto", "manual"):
             raise InvalidRequestError(f"a reader commits 'auto' or 'manual', not {commit!r}")
-        refs = {stream: open_stream(self._engine, parse_stream_name(name)) for stream, name in self._row.streams.items()}
+        refs = {ref.id: ref for ref in self._refs()}
         reader = Reader(self._engine, self._row, refs, parse_word(id, "reader"), commit == "auto")
         self._store._heart.add(reader.beat, READER_SECONDS / 4)
         self._store._readers.add(reader)
         return reader
+
+    def _refs(self) -> list[StreamRef]:
+        refs = [open_stream(self._engine, parse_stream_name(name)) for name in self._row.streams.values()]
+        for ref in refs:
+            if ref.id not in self._row.streams:
+                raise NotFoundError(f"the reader group {self.name} reads a deleted stream; another has its name {ref.name} by now")
+        return refs
 
     def positions(self) -> Cut:
         """The group's committed positions."""
@@ -106,7 +123,7 @@ class ReaderGroup:
 
     def reset(self, cut: Cut) -> None:
         """Put the group at a cut. TruncatedError if some of what lies behind it is gone."""
-        refs = [open_stream(self._engine, parse_stream_name(name)) for name in self._row.streams.values()]
+        refs = self._refs()
         positions = {ref.id: cuts.numbers(self._engine, ref, cut) for ref in refs}
         self._engine.write(groups.reset_group, self._row.id, positions)
 
@@ -132,13 +149,28 @@ class ReaderGroup:
         readers = [reader for reader, seen_at in self._engine.read(groups.list_readers, self._row.id) if seen_at]
         return {reader: found.get(reader, []) for reader in readers} | ({"": found[""]} if "" in found else {})
 
+    def held_segments(self) -> list[HeldSegment]:
+        """The segments the group is at: who holds each and since when, and the committed position."""
+        frontier, rows = self._engine.read(_frontier_rows, self._row)
+        return [
+            HeldSegment(
+                item.reader,
+                self._row.streams[item.stream],
+                _segment(rows[item.stream, item.segment]),
+                item.position,
+                clock.to_datetime(item.since),
+            )
+            for item in frontier
+            if not item.done and (item.stream, item.segment) in rows
+        ]
+
     def readers(self) -> list[str]:
         """The readers that are there now."""
         return [reader for reader, seen_at in self._engine.read(groups.list_readers, self._row.id) if seen_at]
 
     def remove_reader(self, id: str) -> None:
         """Let a reader go: it is fenced, and its segments are read on from their committed positions."""
-        self._engine.write(groups.leave_group, self._row.id, id, None)
+        self._engine.write(groups.remove_reader, self._row.id, parse_word(id, "reader"))
 
     def delete(self) -> None:
         """Delete the group. Its readers get NotFoundError; the streams are not touched."""

@@ -11,12 +11,12 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.catalog import groups, segments
-from headwater.catalog.database import Tx
 from headwater.catalog.groups import GroupRow
 from headwater.catalog.transactions import Change
 from headwater.errors import (
@@ -36,9 +36,14 @@ from headwater.segments.read import Batch, SegmentCursor
 from headwater.streams import cuts
 
 Key = tuple[int, int]
+Positions = dict[Key, int]
 
 _AUTO_COMMIT_SECONDS = 5.0
-_REPORT_SECONDS = 1.0
+#: How often a reader looks whether there is news of its group: while it has events to read; while it waits for some, after a change
+#: of the catalog; and while nothing changes.
+_BUSY_LOOK_SECONDS = 0.5
+_IDLE_LOOK_SECONDS = 0.1
+_QUIET_LOOK_SECONDS = 1.0
 _DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
 _BATCH_METADATA = ("_key", "_time", "_stream", "_segment", "_number")
 
@@ -67,15 +72,18 @@ class Reader:
         self._order: deque[Key] = deque()
         self._events: Iterator[Event] | None = None
         self._batch: tuple[Key, Batch, int] | None = None
-        self._group_generation = group.generation
-        self._checkpoint = group.checkpoint
+        self._arrow: pa.RecordBatch | None = None
+        self._unsettled: Key | None = None
         self._surplus = 0
         self._finished = False
+        self._alone = False
         self._is_closed = False
         self._error: HeadwaterError | None = None
-        self._reported = 0.0
-        self._auto_committed = time.monotonic()
-        self._generation = engine.write(groups.join_group, group.id, id)
+        self._looked = 0.0
+        self._looked_version = -1
+        self._must_report = True
+        self._generation, self._group_generation, self._checkpoint = engine.write(groups.join_group, group.id, id)
+        self._auto_committed = self._seen = time.monotonic()
 
     def __repr__(self) -> str:
         return f"<Reader {self._id} of {self._group.name}>"
@@ -90,7 +98,7 @@ class Reader:
         """The next event, None if there is none within `timeout` seconds."""
         with self._lock:
             self._begin_read()
-            deadline = time.monotonic() + timeout
+            deadline: float | None = None
             while True:
                 if self._batch is not None:
                     key, batch, at = self._batch
@@ -100,10 +108,11 @@ class Reader:
                             next(self._events)
                     event = next(self._events, None)
                     if event is not None:
-                        self._batch = (key, batch, at + 1)
-                        self._held[key].handed = batch.first + at + 1
+                        self._hand_out(key, batch, at + 1)
                         return event
-                    self._batch = self._events = None
+                    self._drop_batch()
+                if deadline is None:
+                    deadline = time.monotonic() + timeout
                 if not self._next_batch(deadline):
                     return None
 
@@ -115,27 +124,38 @@ class Reader:
             self._begin_read()
             deadline = time.monotonic() + timeout
             while self._batch is None or self._batch[2] >= self._batch[1].count:
-                self._batch = self._events = None
+                self._drop_batch()
                 if not self._next_batch(deadline):
                     return None
             key, batch, at = self._batch
             self._events = None
+            if self._arrow is None:
+                self._arrow = batch.to_arrow([*batch.schema.names, *_BATCH_METADATA])
             end = min(batch.count, at + max_events)
-            self._batch = (key, batch, end)
-            self._held[key].handed = batch.first + end
-            return batch.to_arrow([*batch.schema.names, *_BATCH_METADATA]).slice(at, end - at)
+            found = self._arrow.slice(at, end - at)
+            self._hand_out(key, batch, end)
+            return found
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they come. Ends only with a bounded group, when all of it is committed."""
+        """Events as they come. Ends only with a bounded group, when all of it is committed, or waits for this reader's commit only."""
         while True:
             event = self.read(timeout=1.0)
             if event is not None:
                 yield event
-            elif self._auto and self._group.ends is not None:
-                self._settle()
-                self._commit_settled()
-            if event is None and self._finished:
+            elif self._finished or (not self._auto and self._is_at_end()):
                 return
+
+    def _is_at_end(self) -> bool:
+        """Whether all that is left of a bounded group is this reader's, and handed out."""
+        return self._group.ends is not None and self._alone and all(held.cursor.is_done for held in self._held.values())
+
+    def _hand_out(self, key: Key, batch: Batch, end: int) -> None:
+        self._batch = (key, batch, end)
+        self._held[key].handed = batch.first + end
+        self._unsettled = key
+
+    def _drop_batch(self) -> None:
+        self._batch = self._events = self._arrow = None
 
     def _begin_read(self) -> None:
         """What a call for more events says: those handed out before are the caller's to commit."""
@@ -144,12 +164,16 @@ class Reader:
         now = time.monotonic()
         if self._auto and now - self._auto_committed > _AUTO_COMMIT_SECONDS:
             self._commit_settled()
-        if now - self._reported > _REPORT_SECONDS:
-            self._report()
+        if self._must_report or now - self._looked > _BUSY_LOOK_SECONDS:
+            self._look()
 
     def _settle(self) -> None:
-        for held in self._held.values():
-            held.settled = held.handed
+        # One read hands out events of one segment.
+        if self._unsettled is not None:
+            held = self._held.get(self._unsettled)
+            if held is not None:
+                held.settled = held.handed
+            self._unsettled = None
 
     def _next_batch(self, deadline: float) -> bool:
         """Find the next batch in one of the segments, waiting for it; False after the deadline, or when a bounded group is at its end."""
@@ -162,35 +186,31 @@ class Reader:
                 try:
                     batch = None if held.cursor.is_done else held.cursor.next_batch()
                 except TruncatedError as error:
-                    ref = self._refs[key[0]]
-                    raise TruncatedError(f"{error.message}; reset the group to go on", cuts.head(self._engine, ref)) from None
+                    raise self._truncated(key, error.message) from None
                 if batch is not None:
                     self._batch = (key, batch, 0)
                     return True
-            if self._report_at_end():
+            if self._look_at_end(seen):
                 continue
-            if self._finished or time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if self._finished or left <= 0:
                 return False
-            self._engine.changes.wait(seen, min(deadline - time.monotonic(), 0.25))
+            pause = _QUIET_LOOK_SECONDS if seen == self._looked_version else _IDLE_LOOK_SECONDS
+            self._engine.changes.wait(seen, min(left, pause))
 
-    def _report_at_end(self) -> bool:
-        """With nothing left to read: commit if that lets successors in (auto), and ask for other segments; whether there are new ones."""
+    def _look_at_end(self, version: int) -> bool:
+        """With nothing left to read: commit if that lets successors in (auto), and look for other segments; whether there are new ones."""
+        quiet = time.monotonic() - self._looked
+        due = _QUIET_LOOK_SECONDS if version == self._looked_version else _IDLE_LOOK_SECONDS
+        if not self._must_report and quiet < due:
+            return False
+        self._looked_version = version
         before = set(self._held)
-        self._settle()
-        if self._auto and any(held.settled > held.committed for held in self._held.values()) and self._is_worth_a_commit():
-            self._commit_settled()
-        if not self._held or time.monotonic() - self._reported > 0.1:
-            self._report()
-        return set(self._held) - before != set()
+        self._look()
+        return bool(set(self._held) - before)
 
-    def _is_worth_a_commit(self) -> bool:
-        """Whether some segment is read to its end, so that its successors wait for the commit; or this reader holds too many."""
-        if self._surplus:
-            return True
-        ended = self._engine.read(_ended_segments, list(self._held))
-        return any(held.settled >= ended.get(key, 1 << 62) > held.committed for key, held in self._held.items()) or (
-            self._group.ends is not None and any(held.cursor.is_done and held.settled > held.committed for held in self._held.values())
-        )
+    def _truncated(self, key: Key, message: str) -> TruncatedError:
+        return TruncatedError(f"{message}; reset the group to go on", cuts.head(self._engine, self._refs[key[0]]))
 
     # The group.
 
@@ -205,7 +225,28 @@ class Reader:
         except HeadwaterError as error:
             self._error = error
             return False
+        self._seen = time.monotonic()
         return True
+
+    def _look(self) -> None:
+        """Report if there is news of the group, committing before what others wait for. A look is a read, a report a write under a lock."""
+        if not self._must_report and time.monotonic() - self._seen < READER_SECONDS / 2:
+            self._looked = time.monotonic()
+            known = (self._group_generation, self._checkpoint, self._surplus)
+            news = self._engine.read(groups.look, self._group.id, self._id, self._generation, _DEAD_AFTER_US, known, list(self._held))
+            for key in news.gone:
+                # Nobody knows whether all of it was read: going on quietly might skip events.
+                raise self._truncated(key, f"segment {key[1]} of {self._refs[key[0]].name} was truncated away")
+            if not self._commit_at_ends(news.ends) and not news.is_there:
+                return
+        self._report()
+
+    def _commit_at_ends(self, ends: Positions) -> bool:
+        """Commit (auto) if some segment is read to its end, so that its successors, or the end of a bounded group, wait for that."""
+        if self._auto and any(number >= ends.get(key, 1 << 62) for key, number in self._moved().items()):
+            self._commit_settled()
+            return True
+        return False
 
     def _report(self) -> None:
         try:
@@ -213,32 +254,45 @@ class Reader:
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
-        self._reported = time.monotonic()
+        self._looked = self._seen = time.monotonic()
+        self._must_report = False
         if turn.generation != self._group_generation:
             self._group_generation = turn.generation
             self._drop()
         self._surplus = turn.surplus
         self._finished = turn.finished
+        self._alone = turn.alone
         mine = {(item.stream, item.segment): item for item in turn.mine}
         for key in [key for key in self._held if key not in mine]:
             self._release(key)
         for key, item in mine.items():
             if key not in self._held:
                 self._take(key, item.position)
+            else:
+                # It may have been committed by a transaction that another process ended.
+                self._held[key].committed = max(self._held[key].committed, item.position)
         if turn.checkpoint > self._checkpoint:
             positions = {key: held.settled for key, held in self._held.items()}
             self._engine.write(groups.answer_checkpoint, self._group.id, self._id, self._generation, turn.checkpoint, positions)
             self._checkpoint = turn.checkpoint
-        if self._surplus and self._auto:
-            self._commit_settled()
+        if self._surplus:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave segments to others: those where all that was handed out is committed, by an auto reader with this."""
+        moved = self._moved() if self._auto else {}
+        given = [key for key, held in self._held.items() if held.handed == moved.get(key, held.committed)][-self._surplus :]
+        if given:
+            with suppress(ConflictError):
+                self._store_positions(moved, given)
 
     def _take(self, key: Key, position: int) -> None:
         stream, segment = key
         end = (self._group.ends or {}).get(stream, {}).get(segment)
         row = self._engine.read(segments.find_segment, stream, segment)
         if row is None or row.dropped:
-            head = cuts.head(self._engine, self._refs[stream])
-            raise TruncatedError(f"segment {segment} of {self._refs[stream].name} was truncated; reset the group to go on", head)
+            self._must_report = True
+            raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
         self._held[key] = _Held(SegmentCursor(self._engine, self._refs[stream], row, position, end), position)
         self._order.append(key)
 
@@ -246,12 +300,14 @@ class Reader:
         del self._held[key]
         self._order.remove(key)
         if self._batch is not None and self._batch[0] == key:
-            self._batch = self._events = None
+            self._drop_batch()
 
     def _drop(self) -> None:
+        """Forget all that was read and not committed; the next report gives it again."""
         self._held.clear()
         self._order.clear()
-        self._batch = self._events = None
+        self._drop_batch()
+        self._must_report = True
 
     # Positions.
 
@@ -260,56 +316,68 @@ class Reader:
         with self._lock:
             self._check_open()
             self._settle()
-            self._commit_settled(always=True)
+            self._store_positions(self._moved(), list(self._held)[-self._surplus :] if self._surplus else [])
 
-    def _commit_settled(self, *, always: bool = False) -> None:
-        positions = {key: held.settled for key, held in self._held.items()}
-        changed = any(held.settled > held.committed for held in self._held.values())
+    def _moved(self) -> Positions:
+        """The positions that are not durable yet. The others are not sent: a segment that ended may be nobody's by now."""
+        return {key: held.settled for key, held in self._held.items() if held.settled > held.committed}
+
+    def _commit_settled(self) -> None:
         self._auto_committed = time.monotonic()
-        if not changed and not always and not self._surplus:
-            return
+        moved = self._moved()
+        if moved:
+            # If the group was reset, what was read is no longer this reader's to commit, and nobody asked for it: it goes on from there.
+            with suppress(ConflictError):
+                self._store_positions(moved, [])
+
+    def _store_positions(self, positions: Positions, given: list[Key]) -> None:
+        """Make positions durable and give segments up, of which all that was handed out is committed by then."""
         try:
-            given = self._engine.write(
-                groups.commit_positions, self._group.id, self._id, self._generation, self._group_generation, positions, self._surplus
+            self._engine.write(
+                groups.commit_positions, self._group.id, self._id, self._generation, self._group_generation, positions, given
             )
-        except FencedError as error:
+        except (FencedError, NotFoundError) as error:
             self._error = error
             raise
         except ConflictError:
             self._drop()
-            self._reported = 0.0
             raise
-        self._surplus = 0
-        for held in self._held.values():
-            held.committed = held.settled
+        self._seen = time.monotonic()
+        self._mark_committed(positions)
         for key in given:
             self._release(key)
-        self._reported = 0.0
+        self._surplus = max(0, self._surplus - len(given))
+
+    def _mark_committed(self, positions: Positions) -> None:
+        for key, number in positions.items():
+            if key in self._held:
+                self._held[key].committed = max(self._held[key].committed, number)
+        # A segment that ended with this has successors now.
+        self._looked = 0.0
 
     def rewind(self) -> None:
         """Go back to the last durable positions: what was handed out since comes again."""
         with self._lock:
             if not self._is_closed:
                 self._drop()
-                self._reported = 0.0
 
-    def stage_positions(self) -> Change:
-        """For a transaction: the positions as of now."""
+    def stage_positions(self, store_id: str) -> tuple[Change, Positions]:
+        """For a transaction of the same store: the positions as of now."""
         with self._lock:
             self._check_open()
+            if self._engine.store_id != store_id:
+                raise InvalidRequestError(f"the reader {self._id!r} is of another store than this transaction")
             if self._auto:
                 raise InvalidRequestError("a transaction takes a manual reader: open it with commit='manual'")
             self._settle()
-            positions = {key: held.settled for key, held in self._held.items()}
-            data = groups.dump_positions(self._group_generation, positions)
-            return Change(0, 0, "reader", self._group.id, self._id, self._generation, data)
+            moved = self._moved()
+            data = groups.dump_positions(self._group_generation, moved)
+            return Change(0, 0, "reader", self._group.id, self._id, self._generation, data), moved
 
-    def positions_committed(self) -> None:
+    def positions_committed(self, positions: Positions) -> None:
         """A transaction committed the staged positions."""
         with self._lock:
-            for held in self._held.values():
-                held.committed = max(held.committed, held.settled)
-            self._reported = 0.0
+            self._mark_committed(positions)
 
     # The end.
 
@@ -351,8 +419,3 @@ class Reader:
             warnings.warn(
                 f"a reader of group {self._group.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
             )
-
-
-def _ended_segments(tx: Tx, keys: list[Key]) -> dict[Key, int]:
-    """The tails of those segments that are sealed."""
-    return {key: tail for key in keys if (tail := groups.find_sealed_tail(tx, *key)) is not None}

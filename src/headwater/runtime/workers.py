@@ -34,6 +34,10 @@ class Task(Generic[T]):
     def done(self) -> bool:
         return self._finished.is_set()
 
+    @property
+    def failed(self) -> bool:
+        return self._error is not None
+
     def wait(self) -> None:
         """Return when the call ended, however it did."""
         self._finished.wait()

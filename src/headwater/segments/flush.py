@@ -129,7 +129,9 @@ class Flusher:
         self._begin()
 
     def _begin(self) -> None:
-        self._condition = threading.Condition()
+        # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
         self._router = Router(self._engine)
         self._active: dict[Lane, None] = {}
         self._inflight: deque[_PendingFlush] = deque()
@@ -161,7 +163,7 @@ class Flusher:
     def lane(self, stream: StreamRef, writer: str | None = None, generation: int = 0, last_number: int = 0) -> Lane:
         """The lane of a named writer, or the one that all anonymous writers of a stream share."""
         key = (stream.id, stream.schema_version, writer, generation)
-        with self._condition:
+        with self._mutex:
             found = self._lanes.get(key)
             if found is None or found.error is not None:
                 found = self._lanes[key] = Lane(self, stream, writer, generation, last_number)
@@ -185,14 +187,14 @@ class Flusher:
 
     def forget(self, lane: Lane) -> None:
         """Drop a lane that is empty and will not be used again."""
-        with self._condition:
+        with self._mutex:
             self._lanes = {key: other for key, other in self._lanes.items() if other is not lane}
 
     def wait_for_room(self) -> None:
         """Block while this process has as many events waiting as it may. UnavailableError if they can't be stored now."""
         if self._buffered_bytes < BUFFERED_BYTES:
             return
-        with self._condition:
+        with self._mutex:
             failures = self._failures
             while self._buffered_bytes >= BUFFERED_BYTES:
                 if self._failures > failures:
@@ -201,21 +203,21 @@ class Flusher:
 
     def activate(self, lane: Lane) -> None:
         """Note that a lane has something to store."""
-        with self._condition:
+        with self._mutex:
             self._active[lane] = None
             self._start()
             self._condition.notify_all()
 
     def account(self, size: int) -> None:
         """Count a closed run against the process's limit."""
-        with self._condition:
+        with self._mutex:
             self._buffered_bytes += size
             self._condition.notify_all()
 
     def wait_for(self, run: Run, timeout: float | None = None) -> None:
         """Return when the run ended. UnavailableError if an attempt fails meanwhile: the run stays, and is tried again."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._condition:
+        with self._mutex:
             failures = self._failures
             self._kicked = True
             self._condition.notify_all()
@@ -241,7 +243,7 @@ class Flusher:
         for lane in list(self._lanes.values()):
             if lane.last_run is not None and not lane.last_run.ended:
                 self.wait_for(lane.last_run)
-        with self._condition:
+        with self._mutex:
             self._closing = True
             self._condition.notify_all()
         if self._thread is not None:
@@ -266,7 +268,7 @@ class Flusher:
                 pause = 0.05
             except UnavailableError as error:
                 self._note_failure(error)
-                with self._condition:
+                with self._mutex:
                     if not self._kicked and not self._closing:
                         self._condition.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
@@ -274,7 +276,7 @@ class Flusher:
                 self._fail_all(error)
 
     def _note_failure(self, error: UnavailableError) -> None:
-        with self._condition:
+        with self._mutex:
             self._failure = error
             self._failures += 1
             self._kicked = False
@@ -294,7 +296,7 @@ class Flusher:
         if self._session is not None:
             self._session.close()
             self._session = None
-        with self._condition:
+        with self._mutex:
             lanes.update({lane: lanes.get(lane, []) for lane in self._active})
             self._active.clear()
         for lane, runs in lanes.items():
@@ -312,7 +314,7 @@ class Flusher:
         if self._inflight:
             self._finish(self._inflight[0])
             return
-        with self._condition:
+        with self._mutex:
             if not self._active and not self._closing:
                 self._condition.wait(SESSION_SECONDS / 3 if self._session else None)
 
@@ -329,7 +331,7 @@ class Flusher:
 
     def _gather(self) -> _PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size, and encode them."""
-        with self._condition:
+        with self._mutex:
             lanes = list(self._active)
             self._active.clear()
         parts: list[_PendingPart] = []
@@ -355,7 +357,7 @@ class Flusher:
             room -= sum(run.size for run in runs)
             if lane.queue:
                 left.append(lane)
-        with self._condition:
+        with self._mutex:
             # Those that were left out go first next time.
             self._active = {**dict.fromkeys(left), **self._active}
         if failure is not None and not parts:
@@ -413,7 +415,7 @@ class Flusher:
         flush.task = self._engine.workers.submit(lambda: session.store(index, buffers, footer), self._wake_after_store)
 
     def _wake_after_store(self) -> None:
-        with self._condition:
+        with self._mutex:
             self._condition.notify_all()
 
     def _live_session(self) -> _Session:
@@ -453,7 +455,7 @@ class Flusher:
             self._begin_storing(flush)
         if flush.catalog_flush is None:
             if flush.task is not None and not flush.task.done:
-                with self._condition:
+                with self._mutex:
                     if not flush.task.done and not self._may_begin():
                         self._condition.wait(SESSION_SECONDS / 3)
                 if not flush.task.done:
@@ -494,7 +496,9 @@ class Flusher:
             try:
                 place = flush.task.result()
             except UnavailableError:
-                self._begin_storing(flush)
+                # Stored anew when it is tried again, and not before: a flush after room was made must not hear of an older attempt.
+                for other in self._inflight:
+                    other.begun = other.begun and not (other.task is not None and other.task.failed)
                 raise
             failpoints.reach("append.stored")
         if not flush.parts:
@@ -539,7 +543,7 @@ class Flusher:
         else:
             self._router.forget(lane.stream)
             lane.put_back(runs)
-            with self._condition:
+            with self._mutex:
                 self._active = {lane: None, **self._active}
 
     def _fail_lane(self, lane: Lane, error: HeadwaterError, runs: list[Run]) -> None:
@@ -547,7 +551,7 @@ class Flusher:
         self.forget(lane)
 
     def _release(self, runs: list[Run]) -> None:
-        with self._condition:
+        with self._mutex:
             self._buffered_bytes -= sum(run.size for run in runs)
             self._condition.notify_all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,11 @@ class Router:
             found = self._routes[stream.id] = self._engine.read(_open_route, stream)
         return found
 
-    def forget(self, stream: StreamRef) -> None:
-        self._routes.pop(stream.id, None)
+    def forget(self, stream: StreamRef, *, unless: Collection[int] = ()) -> None:
+        """Look at a stream's segments again before the next use, unless these are the ones that are known."""
+        found = self._routes.get(stream.id)
+        if found is not None and set(found.numbers) != set(unless):
+            self._routes.pop(stream.id, None)
 
 
 def _open_route(tx: Tx, stream: StreamRef) -> Route:

@@ -14,7 +14,7 @@ from headwater.storage.interface import Buffer, Journal, ObjectInfo, Place, Stor
 from headwater.storage.local import LocalStorage
 from headwater.storage.memory import open_memory
 
-__all__ = ["Buffer", "Journal", "ObjectInfo", "Place", "Storage", "open_storage"]
+__all__ = ["Buffer", "Journal", "ObjectInfo", "Place", "Storage", "open_storage", "parse_file_url"]
 
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 
@@ -37,11 +37,12 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     if scheme == "memory":
         return open_memory(rest)
     if scheme == "file":
-        return LocalStorage(_parse_file_url(url) if separator else rest)
+        return LocalStorage(parse_file_url(url) if separator else rest)
     raise InvalidRequestError(f"{url}: no storage is called {scheme}://; there are: a path, file://, memory://, s3://, gs://, az://")
 
 
-def _parse_file_url(url: str) -> str:
+def parse_file_url(url: str) -> str:
+    """The path that a file:// URL names."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise InvalidRequestError(f"{url} names a host: a file URL has three slashes, like file:///data/store")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from urllib.parse import quote
 
+import pyarrow as pa
+
 from headwater.errors import AlreadyExistsError
 from headwater.model.limits import KIB, MIB
 from headwater.runtime import failpoints
@@ -61,15 +63,17 @@ class LocalStorage:
                 file = self._open(path)
             except (FileNotFoundError, NotADirectoryError):
                 raise missing_error(key, start, length) from None
-            # pread into bytes: 4.5-12 GB/s for 1-16 MiB in the page cache, every byte then touched once; 1.1-2 times a bytearray,
-            # which is zeroed first. mmap made 12-15, but a bad sector or a truncated file would kill the process by SIGBUS.
-            data = os.pread(file.fd, length, start)
-            while len(data) < length:
-                more = os.pread(file.fd, length - len(data), start + len(data))
+            # Into Arrow's memory: as fast as pread into bytes, 1.1-2 times a bytearray, which is zeroed first. Bytes freed by several
+            # threads stay in each one's arena: reading 4 MiB blocks took 100 MB more. mmap made 12-15 GB/s instead of 4.5-12, but a
+            # bad sector or a truncated file would kill the process by SIGBUS.
+            data = memoryview(pa.allocate_buffer(length)).cast("B")
+            at = 0
+            while at < length:
+                more = os.preadv(file.fd, [data[at:]], start + at)
                 if not more:
-                    raise short_error(key, start, length, len(data))
-                data += more
-        return data
+                    raise short_error(key, start, length, at)
+                at += more
+        return data.toreadonly()
 
     def get_ranges(self, key: str, ranges: Sequence[Range]) -> Buffers:
         merged = merge(ranges, gap_bytes=_GAP_BYTES, most_bytes=_READ_BYTES)

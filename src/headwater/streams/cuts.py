@@ -230,9 +230,9 @@ def _kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[i
     by_number = {row.number: row for row in segments.list_segments(tx, stream.id, with_dropped=True)}
     if any(segment not in by_number for segment in (*lower, *upper)):
         return None
-    # A segment that a tag pins was not truncated then: it is read from where the tag begins.
-    begun = [row if row.number not in pins else replace(row, head=min(pin[0] for pin in pins[row.number])) for row in by_number.values()]
-    found = between_numbers(begun, lower, upper)
+    # What was truncated is asked for too, so every segment behind the lower place is wanted from its very first number.
+    whole = [replace(row, head=0) for row in by_number.values()]
+    found = between_numbers(whole, lower, upper)
     if not all(_is_kept(by_number[item.segment.number], item.start, item.end, pins) for item in found):
         return None
     return [Range(by_number[item.segment.number], item.start, item.end) for item in found]

@@ -1,0 +1,243 @@
+"""Opening what can't be opened, and names that can't be names: a typed error with the fact in it, and nothing made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from headwater.catalog.mounts import file_system_of, refuse_network_mount
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[hw.Store]:
+    with hw.open(tmp_path / "store") as store:
+        yield store
+
+
+# Opening.
+
+
+def test_a_path_a_string_and_a_file_url_open_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = set()
+    for url in (
+        tmp_path / "my store",
+        str(tmp_path / "my store"),
+        f"file://{tmp_path}/my store",
+        f"file://{tmp_path}/my%20store",
+        "my store",
+    ):
+        with hw.open(url) as store:
+            ids.add(store.id)
+            assert "my store" in repr(store)
+    assert len(ids) == 1
+    assert [item.name for item in tmp_path.iterdir()] == ["my store"]
+
+
+def test_a_store_that_is_missing_is_not_made_unless_asked_for(tmp_path: Path, postgres_url: str) -> None:
+    for catalog in (None, postgres_url):
+        with pytest.raises(hw.NotFoundError, match="no headwater store"):
+            hw.open(tmp_path / "none", catalog=catalog, create=False)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(hw.NotFoundError, match="no headwater store"):
+        hw.open(tmp_path / "empty", create=False)
+    assert os.listdir(tmp_path) == ["empty"] and os.listdir(tmp_path / "empty") == []
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        for create in (True, False):
+            with pytest.raises((hw.InvalidRequestError, hw.NotFoundError), match="file"):
+                hw.open(path, create=create)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("url", ["", None, 7, b"path", ["a"]], ids=repr)
+def test_what_is_no_address_is_refused(url: Any) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="address of a store"):
+        hw.open(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "hdfs://x", "S3x://b"])
+def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="memory://, s3://, gs://, az://"):
+        hw.open(url)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "gs://bucket", "az://container/x"])
+def test_an_object_store_needs_a_catalog_on_postgresql(url: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="needs a catalog on PostgreSQL"):
+        hw.open(url)
+
+
+@pytest.mark.parametrize("catalog", ["sqlite:///x", "mysql://x", "/a/path", "", "postgresql"])
+def test_a_catalog_is_on_postgresql_or_not_given(tmp_path: Path, catalog: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="postgresql://"):
+        hw.open(tmp_path / "store", catalog=catalog)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_store_in_memory_has_its_own_catalog() -> None:
+    with pytest.raises(hw.InvalidRequestError, match="leave out `catalog`"):
+        hw.open("memory://with-catalog", catalog="postgresql://localhost/x")
+
+
+def test_a_catalog_that_can_not_be_reached_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(hw.UnavailableError, match="out of reach") as caught:
+        hw.open(tmp_path / "store", catalog=f"postgresql://me:geheim@/none?host={tmp_path}")
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_catalog_s_address_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    for url in ("postgresql://?nonsense=1", "postgresql://[::1/x"):
+        with pytest.raises(hw.InvalidRequestError, match="PostgreSQL"):
+            hw.open(tmp_path / "store", catalog=url)
+
+
+BLOCK = "import sys; sys.modules[{module!r}] = None; import headwater as hw; hw.open({url!r}, catalog={catalog!r})"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "url", "catalog", "extra"),
+    [("psycopg", "store", "postgresql://localhost/x", "postgres"), ("obstore", "s3://bucket/x", "postgresql://localhost/x", "s3")],
+)
+def test_a_missing_library_is_named_with_the_extra_to_install(tmp_path: Path, module: str, url: str, catalog: str, extra: str) -> None:
+    program = BLOCK.format(module=module, url=url, catalog=catalog)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert f"pip install 'headwater[{extra}]'" in done.stderr.splitlines()[-1]
+    assert "InvalidRequestError" in done.stderr.splitlines()[-1]
+
+
+def test_storage_and_catalog_of_two_stores_are_not_mixed(tmp_path: Path, postgres_url: str) -> None:
+    with hw.open(tmp_path / "one", catalog=postgres_url) as one:
+        stream = one.create_stream("a/x")
+        with stream.writer() as writer:
+            writer.write("x")
+    with hw.open(tmp_path / "two"):
+        pass
+    with pytest.raises(hw.InvalidRequestError, match="belongs to another store"):
+        hw.open(tmp_path / "two", catalog=postgres_url)
+    with hw.open(tmp_path / "one", catalog=postgres_url) as one:
+        assert [event.value for event in one.stream("a/x").read()] == [b"x"]
+
+
+def test_storage_options_are_for_object_stores(tmp_path: Path) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="region"):
+        hw.open(tmp_path / "store", storage_options={"region": "x"})
+
+
+def test_what_is_no_database_is_damage_and_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "catalog.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 100)
+    with pytest.raises(hw.CorruptDataError, match=r"catalog\.sqlite") as caught:
+        hw.open(tmp_path / "store")
+    assert caught.value.object is not None and caught.value.object.endswith("catalog.sqlite")
+    assert (tmp_path / "store" / "catalog.sqlite").read_bytes().startswith(b"not a database")
+
+
+# Network file systems.
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/export /mnt/nfs nfs4 rw 0 0
+//host/share /mnt/my\\040share cifs rw 0 0
+user@host:/ /mnt/ssh fuse.sshfs rw 0 0
+tmpfs /mnt/nfs/local tmpfs rw 0 0
+s3 /mnt/over ext4 rw 0 0
+s3 /mnt/over fuse.s3fs rw 0 0
+short line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/store", "ext4"),
+        ("/", "ext4"),
+        ("/mnt/nfs", "nfs4"),
+        ("/mnt/nfs/a/b", "nfs4"),
+        ("/mnt/nfsx", "ext4"),
+        ("/mnt/nfs/local/store", "tmpfs"),
+        ("/mnt/my share/store", "cifs"),
+        ("/mnt/ssh/x", "fuse.sshfs"),
+        ("/mnt/over/x", "fuse.s3fs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_deepest_and_last_mount(path: str, kind: str) -> None:
+    assert file_system_of(path, MOUNTS) == kind
+
+
+@pytest.mark.parametrize("path", ["/mnt/nfs/store", "/mnt/my share/store", "/mnt/ssh/x", "/mnt/over/x"])
+def test_a_catalog_on_a_network_file_system_is_refused_with_what_to_use(path: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match=r"network file system.*PostgreSQL \(catalog='postgresql://"):
+        refuse_network_mount(path, MOUNTS)
+
+
+@pytest.mark.parametrize("path", ["/data/store", "/mnt/nfs/local/store"])
+def test_a_catalog_on_a_local_file_system_is_fine(path: str) -> None:
+    refuse_network_mount(path, MOUNTS)
+    refuse_network_mount(path, "")
+
+
+def test_a_link_does_not_hide_a_network_file_system(tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "remote")
+    with pytest.raises(hw.InvalidRequestError, match="nfs"):
+        refuse_network_mount(str(tmp_path / "link"), f"/dev/sda1 / ext4 rw 0 0\nserver:/ {tmp_path.resolve()}/remote nfs rw 0 0\n")
+
+
+# Names and options.
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a", "a/", "/a", "a/b/c", "a b/c", "a/-b", "a/" + "x" * 129, "ä/b", "a/b\n", None, 7, b"a/b"], ids=repr
+)
+def test_what_can_not_name_a_stream_is_refused_everywhere(store: hw.Store, name: Any) -> None:
+    for call in (store.create_stream, store.stream, store.delete_stream, store.cut):
+        with pytest.raises(hw.InvalidRequestError, match="scope/name"):
+            call(name)
+    assert store.streams() == store.scopes() == []
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "-a", None, 7], ids=repr)
+def test_what_can_not_name_a_scope_is_refused(store: hw.Store, name: Any) -> None:
+    for call in (store.create_scope, store.delete_scope):
+        with pytest.raises(hw.InvalidRequestError, match="scope"):
+            call(name)
+    assert store.scopes() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kind": "tables"}, "kind"),
+        ({"kind": None}, "kind"),
+        ({"labels": "red"}, "labels"),
+        ({"labels": ["a b"]}, "label"),
+        ({"labels": [7]}, "label"),
+        ({"scaling": 3}, "hw.Scaling"),
+        ({"retention": 7}, "hw.Retention"),
+        ({"schema": {"a": "int64"}}, "pyarrow.Schema"),
+        ({"schema": pa.schema([])}, "at least one column"),
+        ({"schema": pa.schema([("_key", pa.int64())])}, "'_key'"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_and_nothing_is_made(store: hw.Store, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match=said):
+        store.create_stream("a/x", **options)
+    assert store.streams() == store.scopes() == []
+    if "kind" not in options:
+        stream = store.create_stream("a/x")
+        with pytest.raises(hw.InvalidRequestError, match=said):
+            stream.update(**options)

@@ -1,0 +1,17 @@
+"""The password in a catalog's address is used, though no message shows it."""
+
+from __future__ import annotations
+
+from headwater.catalog.postgres import PostgresDatabase
+
+
+def test_the_password_of_the_address_reaches_the_server(postgres_url: str) -> None:
+    user, at, rest = postgres_url.partition("@")
+    database = PostgresDatabase(f"{user}:secret{at}{rest}")
+    try:
+        connection = database.connect()
+        assert connection.info.password == "secret"
+        connection.close()
+        assert "secret" not in database.url
+    finally:
+        database.close()

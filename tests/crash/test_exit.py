@@ -1,0 +1,181 @@
+"""How a process ends: a plain exit stores what waits, an abandoned writer is spoken of, and Ctrl-C loses nothing that was acked."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import headwater as hw
+from tests.crash.processes import Place
+
+STREAM = "exit/events"
+
+
+@contextlib.contextmanager
+def _script(text: str, *args: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A fresh interpreter that runs `text`; killed if the test leaves before it ends."""
+    command = [sys.executable, "-c", text, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _run(text: str, *args: Any) -> tuple[int, str, str]:
+    """Exit code, output and errors of a script."""
+    with _script(text, *args) as process:
+        output, errors = process.communicate(timeout=100)
+        return process.returncode, output.decode(), errors.decode()
+
+
+LEAVE = """
+import sys, headwater as hw
+url, catalog, name, size, how = sys.argv[1:]
+store = hw.open(url, catalog=catalog or None)
+writer, named = store.stream(name).writer(), store.stream(name).writer("source")
+for number in range(100):
+    writer.write(b"%d|" % number + b"." * int(size))
+    named.write(b"n%d|" % number)
+if how == "error":
+    raise ValueError("the user's own")
+if how == "exit":
+    sys.exit(3)
+if how == "gone":
+    del writer, named, store
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [("end", 0), ("exit", 3), ("error", 1), ("gone", 0)])
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_an_interpreter_that_exits_without_close_stores_what_waits(place: Place, how: str, code: int, size: int) -> None:
+    if size == 10 and how in ("exit", "gone"):
+        pytest.skip("small and large differ only in the threads that are needed; two ways to leave are enough")
+    with place.open() as store:
+        store.create_stream(STREAM)
+        found, _, errors = _run(LEAVE, place.url, place.catalog or "", STREAM, size, how)
+        assert found == code, errors
+        assert ("Error" in errors) == (how == "error"), errors
+        values = [event.value.partition(b"|")[0] for event in store.stream(STREAM).read()]
+        assert sorted(values) == sorted([*(b"%d" % number for number in range(100)), *(b"n%d" % number for number in range(100))])
+        assert not store._engine.database.query("SELECT id FROM session"), "it ended its session"
+
+
+TWO_STORES = """
+import sys, headwater as hw
+first, second = hw.open(sys.argv[1]), hw.open(sys.argv[2])
+stream = first.create_stream("exit/sealed")
+sealed, writer = stream.writer(), second.stream("exit/events").writer()
+sealed.write(b"0").result()
+stream.seal()
+sealed.write(b"1")
+writer.write(b"kept")
+"""
+
+
+@pytest.mark.slow
+def test_at_exit_one_stores_failure_does_not_keep_another_from_storing(sqlite_place: Place) -> None:
+    with sqlite_place.open() as store:
+        store.create_stream(STREAM)
+        for order in ((f"{sqlite_place.url}-1", sqlite_place.url), (f"{sqlite_place.url}-2", sqlite_place.url)):
+            _, _, errors = _run(TWO_STORES, *order)
+            assert "SealedError" in errors
+        assert [event.value for event in store.stream(STREAM).read()] == [b"kept", b"kept"]
+
+
+def test_an_abandoned_writer_warns_and_its_events_are_stored(place: Place) -> None:
+    with place.open() as store:
+        writer = store.create_stream(STREAM).writer()
+        writer.write(b"0")
+        with pytest.warns(ResourceWarning, match="abandoned"):
+            del writer
+    with place.open() as store:
+        assert [event.value for event in store.stream(STREAM).read()] == [b"0"]
+
+
+INTERRUPTED = """
+import os, sys, headwater as hw
+url, catalog, name = sys.argv[1:]
+with hw.open(url, catalog=catalog or None) as store:
+    with store.stream(name).writer() as writer:
+        number = 0
+        while True:
+            ack = writer.write(b"%d" % number, key=str(number % 7))
+            if number % 10 == 9:
+                ack.result()
+                os.write(1, b"%d\\n" % number)
+            number += 1
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_write_loop_loses_nothing_that_was_acked(place: Place) -> None:
+    with place.open() as store:
+        store.create_stream(STREAM, scaling=hw.Scaling.fixed(2))
+        with _script(INTERRUPTED, place.url, place.catalog or "", STREAM) as process:
+            assert process.stdout is not None
+            for _ in range(30):
+                last = int(process.stdout.readline())
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+        assert b"KeyboardInterrupt" in errors
+        last = max([last, *map(int, output.split())])
+        values = sorted(int(event.value) for event in store.stream(STREAM).read())
+        # All that was acked, and with it all that was given before; the one during which Ctrl-C came may be missing or there.
+        assert values == list(range(len(values))) and len(values) > last
+
+
+#: Ctrl-C again and again, in a program that goes on: a notebook.
+INTERRUPTED_OFTEN = """
+import os, random, signal, sys, headwater as hw
+url, catalog, name, id, seed = sys.argv[1:]
+armed = False
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+rng = random.Random(int(seed))
+store = hw.open(url, catalog=catalog or None)
+writer = store.stream(name).writer(id or None)
+number, given, acked, interrupts = 0, [], [], 0
+while interrupts < 600:
+    signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * 0.002, 0.003)
+    try:
+        armed = True
+        while True:
+            number += 1
+            ack = writer.write(b"%d" % number, key=str(number))
+            given.append(number)
+            if number % 50 == 0:
+                ack.result()
+    except (KeyboardInterrupt, RuntimeError):  # Condition.wait may lose its own lock to an interrupt: Python's, not ours
+        armed = False
+        interrupts += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+writer.write(b"0", key="0").result(timeout=30)
+store.close()
+print(*given)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["", "source"])
+def test_a_writer_goes_on_after_any_number_of_interrupts_without_loss_or_repetition(sqlite_place: Place, id: str, seed: int) -> None:
+    with sqlite_place.open() as store:
+        store.create_stream(STREAM, scaling=hw.Scaling.fixed(2))
+        code, output, errors = _run(INTERRUPTED_OFTEN, sqlite_place.url, "", STREAM, id, seed)
+        assert code == 0, errors
+        found = Counter()  # type: Counter[int]
+        for event in store.stream(STREAM).read():
+            assert event.key == event.value, "a key went to another event"
+            found[int(event.value)] += 1
+        assert set(found.values()) == {1}, "stored twice"
+        assert not set(map(int, output.split())) - found.keys(), "given without an interrupt, and lost"

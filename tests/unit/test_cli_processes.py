@@ -1,0 +1,134 @@
+"""The command as a process of its own: pipes that close, Ctrl-C, directories that can't be written, and the examples."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()"]
+PATIENCE_SECONDS = 60.0
+
+
+def run(*arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*COMMAND, *arguments], input=input, capture_output=True, timeout=PATIENCE_SECONDS)
+
+
+@contextmanager
+def started(*arguments: str, stdin: int | None = subprocess.DEVNULL) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([*COMMAND, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = str(tmp_path / "store")
+    with hw.open(url) as store:
+        stream = store.create_stream("a/b")
+        with stream.writer() as writer:
+            for number in range(50_000):
+                writer.write(b"event %d, long enough to fill any pipe" % number)
+    return url
+
+
+@pytest.mark.slow
+def test_a_reader_that_stops_reading_ends_the_command_without_a_word(url: str) -> None:
+    for extra in ([], ["--json"]):
+        with started("read", "a/b", "-s", url, *extra) as process:
+            assert process.stdout is not None and process.stderr is not None
+            assert b"event 0," in process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(PATIENCE_SECONDS) == 0
+            assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_a_follower_prints_what_comes_and_ends_with_ctrl_c(url: str) -> None:
+    with started("tail", "a/b", "-n", "1", "-f", "-s", url) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert b"event 49999" in process.stdout.readline()
+        with hw.open(url) as store, store.stream("a/b").writer() as writer:
+            writer.write(b"one more")
+            writer.flush()
+            assert process.stdout.readline() == b"one more\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_a_write_stores_lines_as_they_come_and_ctrl_c_keeps_them(url: str) -> None:
+    with started("write", "a/b", "-s", url, stdin=subprocess.PIPE) as process, hw.open(url) as store:
+        assert process.stdin is not None and process.stderr is not None
+        follower = store.stream("a/b").read("tail", follow=True)
+        process.stdin.write(b"first\nsecond\nnot yet a li")
+        process.stdin.flush()
+        # Durable and readable while the input is still open.
+        assert [next(follower).value, next(follower).value] == [b"first", b"second"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 1
+        said = process.stderr.read()
+        assert b"2 events stored" in said and b"interrupted" in said and b"Traceback" not in said
+
+
+@pytest.mark.slow
+def test_upkeep_goes_on_until_ctrl_c(url: str) -> None:
+    with started("upkeep", "--every", "0.1", "--json", "-s", url) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert b"rows_deleted" in process.stdout.readline() and b"rows_deleted" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_wrong_command_line_ends_with_2() -> None:
+    done = run("read", "a/b", "--start", "never")
+    assert done.returncode == 2 and done.stdout == b"" and done.stderr.startswith(b"headwater: ") and done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_may_not_be_written_is_one_line(url: str, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    done = run("create", "a/b", "-s", str(closed / "store"))
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_output_that_is_not_utf8_is_no_reason_to_fail(url: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run([*COMMAND, "describe", "a/b", "-s", url], env=environment, capture_output=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_examples_run(tmp_path: Path) -> None:
+    def example(name: str, *arguments: str) -> str:
+        command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    url, folder = str(tmp_path / "store"), tmp_path / "files"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / name).write_text("a\nb\nc\n")
+    assert example("ingest_files.py", url, "a/lines", str(folder)) == "one: 3 lines stored\ntwo: 3 lines stored\n"
+    (folder / "two").write_text("a\nb\nc\nd\n")
+    assert example("ingest_files.py", url, "a/lines", str(folder)) == "one: 0 lines stored\ntwo: 1 lines stored\n"
+    with hw.open(url) as store:
+        store.stream("a/lines").seal()
+    assert example("follow.py", url, "a/lines") == "one: 3\ntwo: 4\n"
+    assert example("batches.py", url) == "3 rides stored\n3 rides in all, 73.5 in fares\n"
