@@ -171,7 +171,7 @@ def large_commit(bench: Bench) -> Iterator[Result]:
         size = f"{count * 100_000 / 1e9:g} GB in {count:,} blocks"
         for what, found, bound in ((size, statistics.median(seconds), 500), ("others' p99 meanwhile", percentile(waits, 0.99), 1000)):
             goal = at_most(bound) if count >= 10_000 else None
-            yield Result("large commit", f"{catalog.name}, {what}", found * 1000, "ms", goal=goal)
+            yield Result("large-commit", f"{catalog.name}, {what}", found * 1000, "ms", goal=goal)
 
 
 def _stage_blocks(store: hw.Store, stream: hw.Stream, id: str, count: int) -> None:
@@ -285,7 +285,7 @@ def group_reading(bench: Bench) -> Iterator[Result]:
             by_group()
             own, bare = in_turns(bench.sizes.rounds, by_group, by_ranges)
         yield Result(
-            "group reading",
+            "groups",
             variant,
             statistics.median(own),
             "events of 100 B/s",

@@ -38,7 +38,7 @@ class SegmentRange:
         engine = self.store._engine
         stream = self._open_stream()
         names = check_columns(stream, columns)
-        row = engine.read(segments.find_segment, stream.id, self.segment)
+        row = engine.look(segments.find_segment, stream.id, self.segment)
         if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
         cursor = SegmentCursor(engine, stream, row, self.start, self.end)

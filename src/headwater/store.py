@@ -39,7 +39,7 @@ from headwater.streams import cuts, forks, lifecycle, truncation
 from headwater.streams.cuts import Place
 from headwater.synchronizer import Revisioned, Synchronizer
 from headwater.tables import TABLE_SCHEMA, Table
-from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_marker
+from headwater.transactions import Commits, Transaction, TransactionInfo, TransactionStatus, check_marker
 from headwater.writer import Writer
 
 S = TypeVar("S")
@@ -180,6 +180,7 @@ class Store:
         _flushers.add(self._flusher)
         self._router = Router(self._engine)
         self._heart = Heart()
+        self._commits = Commits()
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._is_closed = False
@@ -440,6 +441,7 @@ class Store:
         # The parent's readers are the parent's: closing them here would fence them there. Its heart's thread did not come along.
         self._readers = weakref.WeakSet()
         self._heart = Heart()
+        self._commits = Commits()
 
 
 def _checked_id(id: str) -> str:

@@ -78,7 +78,7 @@ class Table:
     def get(self, key: str) -> Entry | None:
         """The key's entry, None if it has none."""
         check_entry(key, b"", None)
-        found = self._engine.read(tables.find_entry, self._ref.id, key)
+        found = self._engine.look(tables.find_entry, self._ref.id, key)
         return Entry(found[1], found[0]) if found is not None else None
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
@@ -89,7 +89,7 @@ class Table:
 
     def _items(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         after: str | None = None
-        while rows := self._engine.read(tables.list_entries, self._ref.id, prefix, after, _PAGE):
+        while rows := self._engine.look(tables.list_entries, self._ref.id, prefix, after, _PAGE):
             for key, version, value in rows:
                 yield key, Entry(value, version)
             after = rows[-1][0]

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Up to this size staged blocks go into the catalog: an object of a transaction's own takes three syncs, which cost more.
+_INLINE_BYTES = 4 * INLINE_BYTES
 #: What a transaction keeps in memory before it is staged.
 _STAGE_BYTES = 8 * MIB
-#: How long a commit that must roll waits for others to share it, and the pause that says no more are coming.
-_LONGEST_LINGER_SECONDS = 0.5
+#: How long a commit that must roll waits for others to share it, and the shortest pause that says no more are coming.
+_LONGEST_LINGER_SECONDS = 2.0
 _PAUSE_SECONDS = 0.02
 
 
@@ -76,6 +78,27 @@ class Commit(NamedTuple):
     id: str
     cut: Cut
     repeated: bool
+
+
+class Commits:
+    """The commits under way in this process. One that must roll waits for those, since they may share it; later ones find it done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._undecided: set[Transaction] = set()
+
+    def begin(self, tx: Transaction) -> None:
+        with self._lock:
+            self._undecided.add(tx)
+
+    def decide(self, tx: Transaction) -> None:
+        """It is committed, failed, or waits for a roll."""
+        with self._lock:
+            self._undecided.discard(tx)
+
+    def undecided(self) -> set[Transaction]:
+        with self._lock:
+            return set(self._undecided)
 
 
 class _Events:
@@ -128,6 +151,7 @@ class Transaction:
         self._given = 0
         self._lock = threading.RLock()
         self._events: dict[int, _Events] = {}
+        self._named_events: dict[str, _Events] = {}
         self._tables: dict[int, tuple[StreamRef, list[_TableChange]]] = {}
         self._states: list[tuple[StreamRef, Append, int]] = []
         self._updated: set[int] = set()
@@ -148,6 +172,10 @@ class Transaction:
         with self._lock:
             if self._status is TransactionStatus.OPEN:
                 self._begin()
+            elif not self._is_begun and not self._is_asked and not self._engine.is_closed:
+                # It ended before the catalog knew of it. Whoever asks for its id may ask what became of it.
+                self._engine.write_once(transactions.abort, self._id, self._lease_us)
+                self._is_asked = True
             return self._id
 
     @property
@@ -194,14 +222,18 @@ class Transaction:
     ) -> None:
         """Add an event. It is checked now, and visible after the commit."""
         with self._lock:
-            events = self._events_of(stream)
+            events = self._named_events.get(stream) if self._status is TransactionStatus.OPEN else None
+            if events is None:
+                events = self._events_of(stream)
             checked, routing_key, size = events.check(value, key, time)
-            self._make_room()
+            if self._size >= _STAGE_BYTES:
+                self._make_room()
             if time is not None:
                 events.times[len(events.values)] = time
             events.values.append(checked)
             events.keys.append(routing_key)
-            self._grow(size + EVENT_OVERHEAD_BYTES)
+            self._size += size + EVENT_OVERHEAD_BYTES
+            self._given += 1
 
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None = None) -> None:
         """Add an Arrow batch of events; `key` names the column with the routing keys."""
@@ -258,6 +290,7 @@ class Transaction:
         ref = self._ref(name, "events")
         if ref.id not in self._events:
             self._events[ref.id] = _Events(ref)
+        self._named_events[name] = self._events[ref.id]
         return self._events[ref.id]
 
     def _ref(self, name: str, kind: str) -> StreamRef:
@@ -347,7 +380,7 @@ class Transaction:
         at = 0
         buffers: list[Any] = []
         for stream_id, segment, block in blocks:
-            data = block.to_bytes() if size <= INLINE_BYTES else None
+            data = block.to_bytes() if size <= _INLINE_BYTES else None
             batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data)))
             if data is None:
                 buffers += block.buffers
@@ -390,6 +423,8 @@ class Transaction:
             if self._commit is not None:
                 return self._commit
             self._check_open()
+            commits = self._store._commits
+            commits.begin(self)
             try:
                 outcome = self._ended_on(self._commit_in_catalog)
             except (UnavailableError, OutcomeUnknownError):
@@ -397,6 +432,8 @@ class Transaction:
             except HeadwaterError:
                 self._abort_quietly()
                 raise
+            finally:
+                commits.decide(self)
             failpoints.reach("txn.committed")
             for events in self._events.values():
                 # The next transaction of this process shall stage for the segments that are open now.
@@ -408,6 +445,7 @@ class Transaction:
 
     def _commit_in_catalog(self) -> transactions.Outcome:
         self._stage_pending()
+        began = clock.monotonic()
         caller = f"{self._caller}.{self._given}"
         batch: Batch | None = None
         while True:
@@ -428,19 +466,28 @@ class Transaction:
                 # Only what was staged before needs one, so the catalog knows of it.
                 self._engine.write_once(transactions.prepare, self._id, batch, caller)
                 failpoints.reach("txn.prepared")
-                self._linger()
+                self._linger(clock.monotonic() - began)
                 outcome = self._engine.write_once(transactions.commit_prepared, self._id, caller)
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
 
-    def _linger(self) -> None:
-        """Wait while more transactions come to share a roll, for a moment."""
-        deadline = clock.monotonic() + _LONGEST_LINGER_SECONDS
+    def _linger(self, spent: float) -> None:
+        """Wait while more transactions come to share a roll: those of this process that are on their way, and others soon behind them."""
+        commits = self._store._commits
+        commits.decide(self)
+        now = clock.monotonic()
+        deadline = now + _LONGEST_LINGER_SECONDS
+        # As long as this one took to get here, another may take that began a little later.
+        pause = max(_PAUSE_SECONDS, min(spent, _LONGEST_LINGER_SECONDS / 4))
         waiting = 0
-        while (found := self._engine.read(transactions.count_waiting)) > waiting and clock.monotonic() < deadline:
+        while now < deadline and (found := self._engine.read(transactions.count_waiting)) > waiting:
             waiting = found
-            clock.sleep(_PAUSE_SECONDS)
+            coming = commits.undecided()
+            until = now + pause
+            while now < until or (now < deadline and coming & commits.undecided()):
+                clock.sleep(_PAUSE_SECONDS / 4)
+                now = clock.monotonic()
 
     def _cut(self, tails: dict[int, dict[int, int]]) -> Cut:
         names = {ref.id: ref.name for ref in self._refs.values()}

@@ -17,7 +17,7 @@ from tests.crash.workers import append_one_by_one, append_pipelined, obey
 pytestmark = pytest.mark.slow
 
 STREAM = "many/events"
-SECONDS = 3.0
+SECONDS = 2.0
 
 
 def _append_together(crew: Crew, place: Place, stream: str, processes: int) -> list[float]:

@@ -42,6 +42,7 @@ def test_files_are_ingested_exactly_once(seed: int, place: Place, crew: Crew, tm
         store.create_stream(STREAM, scaling=hw.Scaling.fixed(3))
 
     kills = _ingest_with_kills(crew, place, folder, rng, two_at_once=seed % 2 == 1)
+    print(f"{kills} ingesters were killed")
     assert kills >= 5
     with place.open() as store:
         stored = [event.value.decode() for event in store.stream(STREAM).read()]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from tests.rights import obey_permissions
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()"]
@@ -98,12 +99,26 @@ def test_a_wrong_command_line_ends_with_2() -> None:
     assert done.returncode == 2 and done.stdout == b"" and done.stderr.startswith(b"headwater: ") and done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_may_not_be_written_is_one_line(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "arguments"), [(0o500, ("create", "a/b", "-s", "{}/store")), (0o000, ("list", "-s", "{}"))])
+def test_a_directory_that_may_not_be_written_or_read_is_one_line(tmp_path: Path, mode: int, arguments: tuple[str, ...]) -> None:
     closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    done = run("create", "a/b", "-s", str(closed / "store"))
+    closed.mkdir(mode=mode)
+    command = [*COMMAND, *(argument.format(closed) for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_SECONDS, preexec_fn=obey_permissions)
     assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"Traceback" not in done.stderr
+    assert str(closed).encode() in done.stderr and b"denied" in done.stderr.lower()
+
+
+def test_a_store_that_may_only_be_read_is_read_and_not_written(url: str) -> None:
+    store = Path(url)
+    for path in [store, *store.rglob("*")]:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    command = [*COMMAND, "write", "a/b", "-s", url]
+    done = subprocess.run(command, input=b"x\n", capture_output=True, timeout=PATIENCE_SECONDS, preexec_fn=obey_permissions)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and url.encode() in done.stderr
+    for path in [store, *store.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    assert run("read", "a/b", "-s", url).returncode == 0
 
 
 @pytest.mark.slow

@@ -275,14 +275,15 @@ def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:
     gone = 0
     for start, end in _gaps(_views(tx, log), below):
         rows = tx.run(
-            "SELECT first, length FROM extent WHERE log = ? AND first >= ? AND first < ? AND first + count <= ? ORDER BY first LIMIT ?",
+            "SELECT first FROM extent WHERE log = ? AND first >= ? AND first < ? AND first + count <= ? ORDER BY first LIMIT ?",
             (log, start, end, end, limit - gone),
         )
         if rows:
             ends = (log, rows[0][0], rows[-1][0])
             tx.run("DELETE FROM inline_block WHERE log = ? AND first BETWEEN ? AND ?", ends)
-            tx.run("DELETE FROM extent WHERE log = ? AND first BETWEEN ? AND ?", ends)
-            tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[1] for row in rows), log))
+            # Another process may delete the same ones: each counts what it deleted.
+            freed = tx.run("DELETE FROM extent WHERE log = ? AND first BETWEEN ? AND ? RETURNING length", ends)
+            tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[0] for row in freed), log))
             gone += len(rows)
         if gone >= limit:
             break

@@ -73,7 +73,10 @@ class PostgresTx:
             self._send_deferred()
 
     def roll_back(self) -> None:
-        if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        if self._connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR:
+            # The server skipped the statements behind the one that failed; psycopg takes them for prepared there, and never learns.
+            self._connection.close()
+        elif self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             with suppress(psycopg.Error):
                 self._connection.execute("ROLLBACK")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.schema import next_id
 from headwater.errors import ConflictError, InvalidRequestError, NotFoundError, SealedError
 from headwater.model.cuts import Span, is_before
@@ -48,7 +48,7 @@ _COLUMNS = (
 )
 
 
-def _row(row: tuple[int, ...]) -> SegmentRow:
+def to_row(row: Row) -> SegmentRow:
     number, log, first_key, last_key, *rest = row
     return SegmentRow(number, log, KeyRange(first_key + _SHIFT, last_key + _SHIFT + 1), *rest)
 
@@ -73,12 +73,11 @@ def list_segments(tx: Tx, stream: int, *, first: int = 0, with_dropped: bool = F
     """Every segment that is readable, by number from `first` on; with those that only a tag keeps, if asked for."""
     dropped = "" if with_dropped else "AND dropped = 0"
     sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number >= ? {dropped} ORDER BY number"
-    return [_row(row) for row in tx.run(sql, (stream, first))]
+    return [to_row(row) for row in tx.run(sql, (stream, first))]
 
 
 def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
-    sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number"
-    return [_row(row) for row in tx.run(sql, (stream,))]
+    return [to_row(row) for row in tx.run(*opened(stream))]
 
 
 def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRow]]:
@@ -88,13 +87,13 @@ def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRo
     for stream, *row in tx.run(
         f"SELECT stream, {_COLUMNS} FROM segment WHERE stream IN ({marks}) AND dropped = 0 ORDER BY number", streams
     ):
-        found[stream].append(_row(tuple(row)))
+        found[stream].append(to_row(tuple(row)))
     return found
 
 
 def find_segment(tx: Tx, stream: int, number: int) -> SegmentRow | None:
     rows = tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number = ?", (stream, number))
-    return _row(rows[0]) if rows else None
+    return to_row(rows[0]) if rows else None
 
 
 def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ranges: Sequence[KeyRange]) -> list[int]:
@@ -133,14 +132,23 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
 def list_segments_numbered(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
     """The segments of these numbers that have a row."""
     marks = ", ".join("?" * len(numbers))
-    return [_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks})", (stream, *numbers))]
+    return [to_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks})", (stream, *numbers))]
 
 
 def lock_segments(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
     """The segments of these numbers that have a row, unchanged until this transaction ends."""
+    return [to_row(row) for row in tx.run(*locked(stream, numbers))]
+
+
+def locked(stream: int, numbers: Sequence[int]) -> Statement:
+    """The statement that locks segments; `to_row` makes segments of its rows."""
     marks = ", ".join("?" * len(numbers))
-    sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE"
-    return [_row(row) for row in tx.run(sql, (stream, *numbers))]
+    return f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE", (stream, *numbers)
+
+
+def opened(stream: int) -> Statement:
+    """The statement that looks up a stream's open segments; `to_row` makes segments of its rows."""
+    return f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number", (stream,)
 
 
 def roll(tx: Tx, stream: int, active: Sequence[SegmentRow]) -> SegmentRow:

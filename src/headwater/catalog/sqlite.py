@@ -209,7 +209,9 @@ class SqliteDatabase:
     def close(self) -> None:
         if self._memory:
             return
-        with self._lock or nullcontext(), self._pool_mutex:
+        # The last connection empties the WAL, so those that may write go under the lock. One that only read can't always take it.
+        lock = self._lock if self._writer is not None else None
+        with lock or nullcontext(), self._pool_mutex:
             for connection in [*self._readers, *filter(None, (self._writer, self._changes.connection))]:
                 connection.close()
             self._begin_closed()

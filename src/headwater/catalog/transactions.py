@@ -8,13 +8,12 @@ Lock order: transaction, marker, stream, segment, table entries, group.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headwater.catalog import groups, segments, tables
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Statement, Tx
 from headwater.catalog.extents import Append
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import SegmentRow
@@ -97,12 +96,15 @@ class ScaledMeanwhile(Exception):
 
 def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None) -> bool:
     """Insert the transaction, whose lease began `age_us` ago; False if it is there already."""
-    made = tx.run(
+    return bool(tx.run(*_begin(id, lease_us, age_us, marker)))
+
+
+def _begin(id: str, lease_us: int, age_us: int, marker: Marker | None) -> Statement:
+    sql = (
         "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal, marker_owner, marker_sequence, marker_fingerprint) "
-        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id",
-        (id, lease_us, lease_us - age_us, *(marker or (None, None, None))),
+        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING expires_at < now_us()"
     )
-    return bool(made)
+    return sql, (id, lease_us, lease_us - age_us, *(marker or (None, None, None)))
 
 
 def renew(tx: Tx, id: str) -> None:
@@ -261,8 +263,12 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
 
     RollNeeded if a staged segment was split meanwhile; ConflictError and its kind if a condition does not hold: then it is aborted.
     """
-    is_new = begin(tx, id, lease_us, age_us, marker)
-    if not is_new or age_us:
+    wanted = _by_stream((item.stream, item.append.segment) for item in batch.appends)
+    locks = [segments.locked(stream, numbers) for stream, numbers in wanted.items()]
+    looks = [segments.opened(stream) for stream in wanted]
+    # All that a transaction needs which was never staged, in one round trip; its commit is the second.
+    begun, ((now,),), *answers = tx.run_all([_begin(id, lease_us, age_us, marker), ("SELECT now_us()", ()), *locks, *looks])
+    if not begun or begun[0][0]:
         earlier, marker, batch = _look_again(tx, id, batch, marker, by)
         if earlier is not None:
             return earlier
@@ -271,12 +277,28 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
         _drop(tx, [id], f"its marker was committed by {repeated.id}")
         return repeated
     batch = _with_object(tx, batch)
-    staged = [] if is_new else _staged(tx, id)
-    needed = {(row.stream, row.segment) for row in staged} | {(item.stream, item.append.segment) for item in batch.appends}
-    targets = _open_targets(tx, needed, {(row.stream, row.segment) for row in staged})
-    outcome = _apply(tx, id, batch, staged, targets, marker, by, is_new)
+    if begun:
+        rows = {stream: [segments.to_row(row) for row in found] for stream, found in zip(wanted, answers, strict=False)}
+        targets = {(stream, row.number): _Target(row) for stream, found in rows.items() for row in found if row.is_open}
+        if len(targets) < sum(map(len, wanted.values())):
+            raise RouteStale
+        opened = {stream: [segments.to_row(row) for row in found] for stream, found in zip(wanted, answers[len(locks) :], strict=True)}
+        outcome = _apply(tx, id, batch, [], targets, marker, by, now, opened)
+    else:
+        staged = _staged(tx, id)
+        needed = {(row.stream, row.segment) for row in staged} | {(item.stream, item.append.segment) for item in batch.appends}
+        targets = _open_targets(tx, needed, {(row.stream, row.segment) for row in staged})
+        outcome = _apply(tx, id, batch, staged, targets, marker, by, now)
     failpoints.reach("txn.applied")
     return outcome
+
+
+def _by_stream(keys: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Segment numbers by stream, both ascending: the order in which they are locked."""
+    found: dict[int, list[int]] = {}
+    for stream, segment in sorted(set(keys)):
+        found.setdefault(stream, []).append(segment)
+    return found
 
 
 def prepare(tx: Tx, id: str, batch: Batch, by: str) -> None:
@@ -305,6 +327,7 @@ def commit_prepared(tx: Tx, id: str, by: str) -> Outcome | HeadwaterError:
     staged = {other: _staged(tx, other) for other in waiting}
     needed = {(row.stream, row.segment) for rows in staged.values() for row in rows}
     targets, gone = _rolled_targets(tx, needed)
+    now = tx.run("SELECT now_us()")[0][0]
     for other in waiting:
         columns = "marker_owner, marker_sequence, marker_fingerprint, result"
         *fields, result = tx.run(f"SELECT {columns} FROM txn WHERE id = ?", (other,))[0]
@@ -317,7 +340,7 @@ def commit_prepared(tx: Tx, id: str, by: str) -> Outcome | HeadwaterError:
             if repeated is not None:
                 _drop(tx, [other], f"its marker was committed by {repeated.id}")
             else:
-                _apply(tx, other, Batch(), staged[other], targets, marker, json.loads(result)["by"])
+                _apply(tx, other, Batch(), staged[other], targets, marker, json.loads(result)["by"], now)
         except HeadwaterError as error:
             _drop(tx, [other], error.message, type(error).__name__)
     failpoints.reach("txn.rolled")
@@ -433,10 +456,7 @@ Targets = dict[tuple[int, int], _Target]
 def _open_targets(tx: Tx, needed: Iterable[tuple[int, int]], staged: set[tuple[int, int]]) -> Targets:
     """The segments themselves, locked, if all are open still; else where their keys are now, if that takes no roll."""
     found: Targets = {}
-    by_stream: dict[int, list[int]] = defaultdict(list)
-    for stream, segment in sorted(needed):
-        by_stream[stream].append(segment)
-    for stream, numbers in by_stream.items():
+    for stream, numbers in _by_stream(needed).items():
         rows = segments.list_segments_numbered(tx, stream, numbers)
         closed = set(numbers) - {row.number for row in rows if row.is_open}
         if closed:
@@ -474,10 +494,7 @@ def _rolled_targets(tx: Tx, needed: Iterable[tuple[int, int]]) -> tuple[Targets,
     """Where the keys of staged segments are now, rolling the active segments where they were split; and the streams that are gone."""
     found: Targets = {}
     gone: dict[int, HeadwaterError] = {}
-    by_stream: dict[int, list[int]] = defaultdict(list)
-    for stream, segment in sorted(needed):
-        by_stream[stream].append(segment)
-    for stream, numbers in by_stream.items():
+    for stream, numbers in _by_stream(needed).items():
         try:
             active = _lock_active(tx, stream)
         except HeadwaterError as error:
@@ -513,10 +530,21 @@ def _components(sets: list[list[SegmentRow]]) -> list[list[SegmentRow]]:
 
 
 def _apply(
-    tx: Tx, id: str, batch: Batch, staged: list[_Staged], targets: Targets, marker: Marker | None, by: str, is_new: bool = False
+    tx: Tx,
+    id: str,
+    batch: Batch,
+    staged: list[_Staged],
+    targets: Targets,
+    marker: Marker | None,
+    by: str,
+    now: int,
+    opened: dict[int, list[SegmentRow]] | None = None,
 ) -> Outcome:
-    """Append, change and record everything, once each condition was found to hold."""
-    now = tx.run("SELECT now_us()")[0][0]
+    """Append, change and record everything, once each condition was found to hold.
+
+    `opened` are the open segments of each stream for a transaction of which nothing was staged.
+    """
+    is_new = opened is not None
     _check_tails(tx, id, batch, staged, targets)
     used = {
         key: targets[key]
@@ -550,9 +578,12 @@ def _apply(
     groups.apply_positions(tx, [change for change in changes if change.kind == "reader"])
     if not is_new:
         _forget_staged(tx, id)
-    tails = {
-        stream: {row.number: row.tail for row in segments.list_open_segments(tx, stream)} for stream in sorted({key[0] for key in used})
-    }
+    if opened is None:
+        opened = {stream: segments.list_open_segments(tx, stream) for stream in sorted({key[0] for key in used})}
+    tails = {stream: {row.number: row.tail for row in rows} for stream, rows in opened.items()}
+    for (stream, number), target in grown.items():
+        if number in tails[stream]:
+            tails[stream][number] = target.tail
     dumped = {str(stream): {str(number): tail for number, tail in found.items()} for stream, found in tails.items()}
     tx.defer(
         "UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(json.dumps({"tails": dumped, "by": by}), id)]

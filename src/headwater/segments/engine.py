@@ -7,14 +7,14 @@ through `fetch`. A store behind a gateway would be another implementation of the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
 from headwater.catalog import extents, segments, streams
-from headwater.catalog.database import Changes, Database, Tx
+from headwater.catalog.database import Changes, Database, Row, Statement, Tx
 from headwater.catalog.extents import Extent, Flush, PartResult
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError
@@ -48,6 +48,11 @@ class Engine:
         """Run a catalog function over one consistent look."""
         self._check_open()
         return self.database.read(lambda tx: look(tx, *args, **kwargs))
+
+    def look(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a catalog function of one statement, which is a consistent look by itself: a round trip less on PostgreSQL."""
+        self._check_open()
+        return look(_OneStatement(self.database), *args, **kwargs)
 
     def write(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a catalog function and commit what it did."""
@@ -101,6 +106,25 @@ class Engine:
         self.workers.close()
         self.database.close()
         self.storage.close()
+
+
+class _OneStatement:
+    """For a function that runs one SELECT: no transaction around it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._is_used = False
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        assert not self._is_used, "a second statement might see another state: use Engine.read"
+        self._is_used = True
+        return self._database.query(sql, values)
+
+    def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        raise AssertionError("several statements are for Engine.read")
+
+    def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
+        raise AssertionError("a change is for Engine.write")
 
 
 def schema_bytes(schema: pa.Schema) -> bytes:

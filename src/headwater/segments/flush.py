@@ -6,118 +6,26 @@ commits are in order. Whatever fails stays at the front and is repeated before a
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import struct
 import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any
-
-import google_crc32c
-import pyarrow as pa
 
 from headwater.catalog import sessions
-from headwater.catalog.extents import Append, Flush, Part, Refused, Stored
+from headwater.catalog.extents import Refused, Stored
 from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
 from headwater.runtime import failpoints
-from headwater.runtime.workers import Task
-from headwater.segments.block import Chunk, EncodedBlock, encode, encode_few
+from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
-from headwater.segments.routing import Route, Router
-from headwater.storage import layout
+from headwater.segments.pending import PendingFlush, PendingPart, Session, encode_part
+from headwater.segments.routing import Router
 
 #: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones.
 _OVERLAP_BYTES_LOCAL = 4 * MIB
 _OVERLAP_BYTES_REMOTE = 1 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
-#: Up to so many events are encoded without arrays: making those takes 0.2 ms, a good part of an ack.
-_FEW_EVENTS = 32
-_FOOTER_MAGIC = b"HWF1"
-
-
-class _Session:
-    """This process's session, with the journal or objects it owns."""
-
-    def __init__(self, engine: Engine) -> None:
-        process = f"{socket.gethostname()}:{os.getpid()}"
-        # Repeatable: a session whose answer was lost is never used, and is fenced when its lease is over.
-        self.id = engine.database.write(lambda tx: sessions.begin_session(tx, process), repeatable=True)
-        self.last_flush = 0
-        self.renewed = time.monotonic()
-        self._objects = 0
-        self._storage = engine.storage
-        self._journal = engine.storage.journal(lambda index: layout.journal_key(self.id, index)) if engine.storage.local else None
-
-    @property
-    def is_used_up(self) -> bool:
-        return self._objects >= layout.INDEXES - REMOTE_WRITES
-
-    def reserve(self) -> int:
-        self._objects += 1
-        return self._objects
-
-    def store(self, index: int, buffers: list[Any], footer: bytes) -> tuple[int, str, int]:
-        """Make a flush's blocks durable; returns (object, its key, position of the first block)."""
-        if self._journal is not None:
-            place = self._journal.append(buffers)
-            return layout.object_id(self.id, place.index), place.key, place.offset
-        key = layout.object_key(self.id, index)
-        self._storage.put(key, [*buffers, footer])
-        return layout.object_id(self.id, index), key, 0
-
-    def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-
-
-class _PendingPart:
-    """Runs of one lane on their way, encoded for the segments of one epoch."""
-
-    def __init__(self, lane: Lane, runs: list[Run], blocks: list[tuple[int, EncodedBlock]], which: Any) -> None:
-        self.lane = lane
-        self.runs = runs
-        self.blocks = blocks
-        self.which = which
-        self.offset = 0
-
-    @property
-    def length(self) -> int:
-        return sum(_padded(block.length) for _, block in self.blocks)
-
-
-class _PendingFlush:
-    """Parts that are stored together and committed together, under one number of the session."""
-
-    def __init__(self, parts: list[_PendingPart]) -> None:
-        self.parts = parts
-        #: False: its bytes are yet to be handed to the present session.
-        self.begun = False
-        self.task: Task[tuple[int, str, int]] | None = None
-        self.catalog_flush: Flush | None = None
-
-    def buffers(self) -> tuple[list[Any], bytes]:
-        """All blocks one after the other, and the footer that says what they are."""
-        buffers: list[Any] = []
-        contents, at = [], 0
-        for part in self.parts:
-            part.offset = at
-            for segment, block in part.blocks:
-                contents.append([part.lane.stream.id, segment, at, block.length, block.count])
-                buffers += block.buffers
-                if block.length % 8:
-                    buffers.append(bytes(-block.length % 8))
-                at += _padded(block.length)
-        text = json.dumps({"blocks": contents}).encode()
-        return buffers, text + struct.pack("<I4s", len(text), _FOOTER_MAGIC)
-
-
-def _padded(length: int) -> int:
-    return length + -length % 8
 
 
 class Flusher:
@@ -134,9 +42,9 @@ class Flusher:
         self._condition = threading.Condition(self._mutex)
         self._router = Router(self._engine)
         self._active: dict[Lane, None] = {}
-        self._inflight: deque[_PendingFlush] = deque()
+        self._inflight: deque[PendingFlush] = deque()
         self._buffered_bytes = 0
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._turn = 0
         self._failures = 0
@@ -323,18 +231,20 @@ class Flusher:
             return False
         if not self._inflight:
             return True
+        if self._session is not None and self._session.is_used_up:
+            return False  # Another session begins when all of this one's is committed.
         local = self._engine.storage.local
         if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES):
             return False
         waiting = self._buffered_bytes - sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
         return waiting >= (_OVERLAP_BYTES_LOCAL if local else _OVERLAP_BYTES_REMOTE)
 
-    def _gather(self) -> _PendingFlush | None:
+    def _gather(self) -> PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size, and encode them."""
         with self._mutex:
             lanes = list(self._active)
             self._active.clear()
-        parts: list[_PendingPart] = []
+        parts: list[PendingPart] = []
         room, left = FLUSH_BYTES, []
         failure: UnavailableError | None = None
         for lane in lanes:
@@ -363,44 +273,15 @@ class Flusher:
         if failure is not None and not parts:
             raise failure
         failpoints.reach("append.encoded")
-        return _PendingFlush(parts) if parts else None
+        return PendingFlush(parts) if parts else None
 
-    def _encode(self, lane: Lane, runs: list[Run]) -> _PendingPart:
+    def _encode(self, lane: Lane, runs: list[Run]) -> PendingPart:
         if lane.error is not None:
             raise lane.error
-        route = self._router.route(lane.stream)
-        offset = 0
-        if lane.stream.kind == "bytes":
-            for run in runs:
-                run.count, run.offset = run.size, offset
-                offset += run.count
-            return _PendingPart(lane, runs, [(route.numbers[0], _raw_block(runs))], None)
         self._turn += 1
-        if lane.stream.is_opaque and _are_few(runs):
-            return self._encode_few(lane, runs, route)
-        chunks = []
-        for run in runs:
-            run.freeze()
-            assert run.chunk is not None
-            run.offset = offset
-            offset += run.count
-            chunks.append(run.chunk)
-        spread, which = route.spread(chunks, self._turn)
-        blocks = [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread]
-        return _PendingPart(lane, runs, blocks, which)
+        return encode_part(lane, runs, self._router.route(lane.stream), self._turn)
 
-    def _encode_few(self, lane: Lane, runs: list[Run], route: Route) -> _PendingPart:
-        values: list[bytes] = []
-        keys: list[bytes | None] = []
-        for run in runs:
-            run.offset, run.count = len(values), len(run.values)
-            values += run.values
-            keys += run.keys
-        spread, which = route.spread_few(values, keys, self._turn)
-        blocks = [(segment, encode_few(some, their_keys, lane.stream.schema_version)) for segment, some, their_keys in spread]
-        return _PendingPart(lane, runs, blocks, which)
-
-    def _begin_storing(self, flush: _PendingFlush) -> None:
+    def _begin_storing(self, flush: PendingFlush) -> None:
         """Write the blocks to storage, unless they are so few that they go into the commit itself."""
         flush.begun = False
         flush.task = None
@@ -418,11 +299,11 @@ class Flusher:
         with self._mutex:
             self._condition.notify_all()
 
-    def _live_session(self) -> _Session:
-        if self._session is not None and self._session.is_used_up and not self._inflight:
+    def _live_session(self) -> Session:
+        if self._session is not None and self._session.is_used_up and not any(flush.begun for flush in self._inflight):
             self._end_session()
         if self._session is None:
-            self._session = _Session(self._engine)
+            self._session = Session(self._engine)
         return self._session
 
     def _renew_session(self) -> None:
@@ -449,7 +330,7 @@ class Flusher:
         for flush in self._inflight:
             self._begin_storing(flush)
 
-    def _finish(self, flush: _PendingFlush) -> None:
+    def _finish(self, flush: PendingFlush) -> None:
         """Commit the oldest flush once it is stored, and end its runs."""
         if not flush.begun:
             self._begin_storing(flush)
@@ -472,7 +353,7 @@ class Flusher:
         self._session.renewed = time.monotonic()
         failpoints.reach("append.committed")
         self._inflight.popleft()
-        refused: list[tuple[_PendingPart, Refused]] = []
+        refused: list[tuple[PendingPart, Refused]] = []
         stored: list[Run] = []
         for part, result in zip(flush.parts, results, strict=True):
             if isinstance(result, Stored):
@@ -489,7 +370,7 @@ class Flusher:
         for part, refusal in refused:
             self._handle_refusal(part, refusal)
 
-    def _prepare(self, flush: _PendingFlush) -> bool:
+    def _prepare(self, flush: PendingFlush) -> bool:
         """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it."""
         place: tuple[int, str, int] | None = None
         if flush.task is not None:
@@ -504,25 +385,10 @@ class Flusher:
         if not flush.parts:
             self._inflight.popleft()
             return False
-        session = self._live_session()
-        parts = []
-        for pending in flush.parts:
-            lane = pending.lane
-            appends, at = [], pending.offset
-            for segment, block in pending.blocks:
-                if place is None:
-                    append = Append(segment, block.count, block.length, block.crc, None, 0, block.to_bytes())
-                else:
-                    append = Append(segment, block.count, block.length, block.crc, place[0], place[2] + at, None)
-                appends.append(append)
-                at += _padded(block.length)
-            numbers = lane.generation, pending.runs[-1].last_number, lane.expected_tail
-            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, *numbers))
-        objects = () if place is None else ((place[0], place[1]),)
-        flush.catalog_flush = Flush(session.id, session.last_flush + 1, tuple(parts), objects)
+        flush.catalog_flush = flush.to_catalog(self._live_session(), place)
         return True
 
-    def _handle_refusal(self, part: _PendingPart, refusal: Refused) -> None:
+    def _handle_refusal(self, part: PendingPart, refusal: Refused) -> None:
         # Newer events of the lane that are in flight already must not overtake these: they are taken out of their flushes.
         runs = list(part.runs)
         for flush in self._inflight:
@@ -562,17 +428,3 @@ def _known(error: Exception) -> HeadwaterError:
     known = HeadwaterError(f"storing events failed: {error!r}")
     known.__cause__ = error
     return known
-
-
-def _are_few(runs: list[Run]) -> bool:
-    """Whether these are a few events, given one by one, that need no arrays."""
-    return sum(len(run.values) for run in runs) <= _FEW_EVENTS and all(run.chunk is None and not run.times for run in runs)
-
-
-def _raw_block(runs: list[Run]) -> EncodedBlock:
-    buffers = [pa.py_buffer(value) for run in runs for value in run.values]
-    crc = 0
-    for buffer in buffers:
-        crc = google_crc32c.extend(crc, buffer)
-    length = sum(buffer.size for buffer in buffers)
-    return EncodedBlock(buffers, length, length, crc)

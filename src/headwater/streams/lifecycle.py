@@ -82,7 +82,7 @@ def check_labels(labels: Collection[str]) -> tuple[str, ...]:
 
 
 def open_stream(engine: Engine, name: StreamName) -> StreamRef:
-    row = engine.read(streams.find_stream, name)
+    row = engine.look(streams.find_stream, name)
     if row is None:
         raise NotFoundError(f"there is no stream {name}")
     return stream_ref(engine, row)
@@ -96,7 +96,7 @@ def stream_ref(engine: Engine, row: StreamRow) -> StreamRef:
 def current_row(engine: Engine, stream: StreamRef) -> StreamRow:
     """The stream's row as of now; NotFoundError if it was deleted, also when another has its name by now."""
     try:
-        return engine.read(streams.get_stream, stream.id)
+        return engine.look(streams.get_stream, stream.id)
     except NotFoundError:
         raise deleted(stream) from None
 

@@ -76,7 +76,7 @@ def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Itera
         for cursor in sorted(reading, key=lambda cursor: cursor.segment):
             if len(reading) > 4:
                 # With many segments one look at all their tails is cheaper than a plan for each.
-                tails = tails if tails is not None else dict(engine.read(_tails, stream))
+                tails = tails if tails is not None else dict(engine.look(_tails, stream))
                 if tails.get(cursor.segment, 1 << 62) <= cursor.number:
                     continue
             try:
@@ -114,7 +114,7 @@ def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Itera
 
 def get_single_segment(engine: Engine, stream: StreamRef) -> SegmentRow:
     """The one segment of a stream that can't scale."""
-    rows = engine.read(segments.list_segments, stream.id)
+    rows = engine.look(segments.list_segments, stream.id)
     if not rows:
         raise NotFoundError(f"stream {stream.name} was deleted")
     return rows[0]

@@ -56,8 +56,8 @@ def _is_number(value: Any) -> bool:
 def _replace(
     engine: Engine, stream: StreamRef, numbers: Sequence[int], ranges: Callable[[list[SegmentRow]], list[KeyRange]]
 ) -> list[SegmentRow]:
-    if stream.kind == "bytes":
-        raise InvalidRequestError(f"{stream.name} is a byte stream: it has one segment, which can't be scaled")
+    if stream.kind != "events":
+        raise InvalidRequestError(f"{stream.name} is of kind {stream.kind!r}: it has one segment, which can't be scaled")
 
     def work(tx: Tx) -> list[int]:
         stream_row = streams.lock_stream(tx, stream.id)
