@@ -24,14 +24,16 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.model.cuts import Cut, StreamCut
-from headwater.model.limits import INLINE_BYTES, MIB
+from headwater.model.keys import key_bytes
+from headwater.model.limits import EVENT_BYTES, INLINE_BYTES, MIB
 from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name
 from headwater.runtime import failpoints
-from headwater.segments.block import Chunk, encode
+from headwater.segments.block import Chunk, EncodedBlock, encode, encode_few
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
-from headwater.segments.routing import Router
+from headwater.segments.pending import FEW_EVENTS
+from headwater.segments.routing import Route, Router
 from headwater.storage import layout
 from headwater.streams.lifecycle import open_stream
 from headwater.tables import TABLE_SCHEMA, check_entry
@@ -106,11 +108,24 @@ class _Events:
 
     def __init__(self, stream: StreamRef) -> None:
         self.stream = stream
+        self.is_opaque = stream.is_opaque
         self.check = EventCheck(stream)
         self.chunks: list[Chunk] = []
         self.values: list[Any] = []
         self.keys: list[bytes | None] = []
         self.times: dict[int, datetime] = {}
+
+    def encode(self, route: Route) -> list[tuple[int, EncodedBlock]]:
+        """One block, or a few large ones, for each segment the events go to."""
+        version = self.stream.schema_version
+        if self.is_opaque and 0 < len(self.values) <= FEW_EVENTS and not self.chunks and not self.times:
+            few, _ = route.spread_few(self.values, self.keys, 0)
+            return [(segment, encode_few(values, keys, version)) for segment, values, keys in few]
+        found = []
+        for chunks in _parts(self.close_chunk()):
+            spread, _ = route.spread(chunks, 0)
+            found += [(segment, encode(some, version, self.is_opaque)) for segment, some in spread]
+        return found
 
     def close_chunk(self) -> list[Chunk]:
         if self.values:
@@ -225,7 +240,10 @@ class Transaction:
             events = self._named_events.get(stream) if self._status is TransactionStatus.OPEN else None
             if events is None:
                 events = self._events_of(stream)
-            checked, routing_key, size = events.check(value, key, time)
+            if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
+                checked, routing_key, size = value, key_bytes(key), len(value)
+            else:
+                checked, routing_key, size = events.check(value, key, time)
             if self._size >= _STAGE_BYTES:
                 self._make_room()
             if time is not None:
@@ -362,10 +380,9 @@ class Transaction:
         batch = Batch((uuid.uuid4().int >> 66) + 1)
         blocks = []
         for events in self._events.values():
-            stream = events.stream
-            for chunks in _parts(events.close_chunk()):
-                spread, _ = self._router.route(stream).spread(chunks, 0)
-                blocks += [(stream.id, segment, encode(some, stream.schema_version, stream.is_opaque)) for segment, some in spread]
+            if events.values or events.chunks:
+                route = self._router.route(events.stream)
+                blocks += [(events.stream.id, segment, block) for segment, block in events.encode(route)]
         for table, changes in self._tables.values():
             columns = pa.RecordBatch.from_arrays(
                 [pa.array([change.key for change in changes], pa.string()), pa.array([change.value for change in changes], pa.binary())],

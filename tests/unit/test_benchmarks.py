@@ -17,14 +17,14 @@ from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_gives_figures_beside_a_limit(name: str, tmp_path: Path) -> None:
+def test_every_benchmark_gives_figures(name: str, tmp_path: Path) -> None:
     results = list(BENCHMARKS[name](Bench(TINY, tmp_path, [Catalog("SQLite")])))
     assert results
     for result in results:
         assert result.name == name
-        assert result.limit is not None and result.ratio is not None
-        assert all(math.isfinite(figure) and figure > 0 for figure in (result.value, result.limit, result.ratio))
-    assert any(result.goal is not None for result in results)
+        assert (result.limit is None) == (result.ratio is None)
+        figures = [figure for figure in (result.value, result.limit, result.ratio) if figure is not None]
+        assert all(math.isfinite(figure) and figure > 0 for figure in figures)
     assert not list(tmp_path.iterdir()), "a benchmark leaves nothing behind"
 
 

@@ -51,7 +51,10 @@ class SqliteTx:
         return [self.run(sql, values) for sql, values in statements]
 
     def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._connection.executemany(_dialect(sql), (tuple(row) for row in rows))
+        if len(rows) == 1:
+            self._connection.execute(_dialect(sql), tuple(rows[0]))
+        elif rows:
+            self._connection.executemany(_dialect(sql), (tuple(row) for row in rows))
 
 
 class SqliteDatabase:

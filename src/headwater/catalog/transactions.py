@@ -267,7 +267,9 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
     locks = [segments.locked(stream, numbers) for stream, numbers in wanted.items()]
     looks = [segments.opened(stream) for stream in wanted]
     # All that a transaction needs which was never staged, in one round trip; its commit is the second.
-    begun, ((now,),), *answers = tx.run_all([_begin(id, lease_us, age_us, marker), ("SELECT now_us()", ()), *locks, *looks])
+    held = ("SELECT sequence FROM marker WHERE owner = ? FOR UPDATE", (marker.owner if marker is not None else "",))
+    statements = [_begin(id, lease_us, age_us, marker), ("SELECT now_us()", ()), held, *locks, *looks]
+    begun, ((now,),), _, *answers = tx.run_all(statements)
     if not begun or begun[0][0]:
         earlier, marker, batch = _look_again(tx, id, batch, marker, by)
         if earlier is not None:

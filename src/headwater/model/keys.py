@@ -40,8 +40,8 @@ WHOLE = KeyRange(0, KEY_SPACE)
 
 def key_bytes(key: bytes | str | int | None) -> bytes | None:
     """A key as it is stored and routed: equal text, equal bytes."""
-    if key is None:
-        return None
+    if key is None or (type(key) is bytes and len(key) <= KEY_BYTES):
+        return key
     if type(key) not in (bytes, str, int):
         raise InvalidRequestError(f"a routing key is bytes, str, int or None, not {type(key).__name__}: {key!r}")
     try:

@@ -121,8 +121,10 @@ class ReaderGroup:
                 raise UnavailableError(f"no checkpoint of group {self.name} in {timeout:g} s: {', '.join(missing)} did not read on")
             self._engine.changes.wait(seen, min(left, 0.25))
 
-    def reset(self, cut: Cut) -> None:
-        """Put the group at a cut. TruncatedError if some of what lies behind it is gone."""
+    def reset(self, cut: Cut | datetime | str) -> None:
+        """Put the group at a cut (or at "head", "tail" or a time). TruncatedError if some of what lies behind it is gone."""
+        if cut is None:
+            raise InvalidRequestError("a reset takes the cut to go on from")
         refs = self._refs()
         positions = {ref.id: cuts.numbers(self._engine, ref, cut) for ref in refs}
         self._engine.write(groups.reset_group, self._row.id, positions)

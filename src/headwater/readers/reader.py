@@ -77,13 +77,14 @@ class Reader:
         self._surplus = 0
         self._finished = False
         self._alone = False
-        self._is_closed = False
+        self._is_closed = True
         self._error: HeadwaterError | None = None
         self._looked = 0.0
         self._looked_version = -1
         self._must_report = True
         self._generation, self._group_generation, self._checkpoint = engine.write(groups.join_group, group.id, id)
         self._auto_committed = self._seen = time.monotonic()
+        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Reader {self._id} of {self._group.name}>"
@@ -290,7 +291,7 @@ class Reader:
         stream, segment = key
         end = (self._group.ends or {}).get(stream, {}).get(segment)
         row = self._engine.read(segments.find_segment, stream, segment)
-        if row is None or row.dropped:
+        if row is None or row.dropped or position < row.head:
             self._must_report = True
             raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
         self._held[key] = _Held(SegmentCursor(self._engine, self._refs[stream], row, position, end), position)
@@ -352,8 +353,9 @@ class Reader:
         for key, number in positions.items():
             if key in self._held:
                 self._held[key].committed = max(self._held[key].committed, number)
-        # A segment that ended with this has successors now.
+        # A segment that ended with this has successors now, and others may wait for one of these.
         self._looked = 0.0
+        self._must_report = self._must_report or self._surplus > 0
 
     def rewind(self) -> None:
         """Go back to the last durable positions: what was handed out since comes again."""

@@ -23,7 +23,7 @@ from headwater.segments.routing import Route
 from headwater.storage import layout
 
 #: Up to so many events are encoded without arrays: making those takes 0.2 ms, a good part of an ack.
-_FEW_EVENTS = 32
+FEW_EVENTS = 32
 _FOOTER_MAGIC = b"HWF1"
 
 
@@ -161,7 +161,7 @@ def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> Pending
 
 def _are_few(runs: list[Run]) -> bool:
     """Whether these are a few events, given one by one, that need no arrays."""
-    return sum(len(run.values) for run in runs) <= _FEW_EVENTS and all(run.chunk is None and not run.times for run in runs)
+    return sum(len(run.values) for run in runs) <= FEW_EVENTS and all(run.chunk is None and not run.times for run in runs)
 
 
 def _raw_block(runs: list[Run]) -> EncodedBlock:

@@ -29,7 +29,7 @@ from headwater.segments.block import DecodedBlock, decode, verify
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 
-_FETCH_BYTES = 4 * MIB
+_FETCH_BYTES = 2 * MIB
 _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
 

@@ -34,6 +34,7 @@ CREATE TABLE txn_extent (
 CREATE INDEX txn_extent_by_segment ON txn_extent (stream, segment);
 
 -- What else a transaction changes: the event `place` of the block `ordinal` puts or removes a table's key; or a reader's positions.
+-- An ordinal below zero marks a batch that was staged, so that it is not staged again.
 CREATE TABLE txn_change (
     txn TEXT NOT NULL REFERENCES txn (id),
     ordinal BIGINT NOT NULL,
