@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from datetime import datetime
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,10 @@ from headwater.segments.block import Chunk
 from headwater.segments.engine import check_time
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, RUN_BYTES, RUN_EVENTS, Lane, Run, StreamRef
+
+#: The times that a datetime can have.
+_FIRST_TIME = clock.from_datetime(datetime.min.replace(tzinfo=UTC))
+_LAST_TIME = clock.from_datetime(datetime.max.replace(tzinfo=UTC))
 
 
 class Ack(tuple[Any, ...]):
@@ -106,7 +110,8 @@ class Writer:
         self._noted_us: int | None = None
         self._noted_at = float("-inf")
         self._note_name = lane.writer or uuid4().hex
-        self._is_opaque = stream.is_opaque
+        #: Whether an event of bytes needs no more than to be added to the lane: an anonymous, open writer of opaque events.
+        self._is_plain = stream.is_opaque and lane.writer is None
         self._check = EventCheck(stream)
 
     @property
@@ -132,34 +137,31 @@ class Writer:
 
         An event that can't be stored (its type, its size) is refused here, and nothing else is touched.
         """
+        # The hot path, for bytes in an open run: nothing here but what each event needs.
         if (
-            type(value) is bytes
-            and self._is_opaque
-            and len(value) <= EVENT_BYTES
-            and time is None
+            self._is_plain
+            and type(value) is bytes
             and (key is None or (type(key) is bytes and len(key) <= KEY_BYTES))
+            and time is None
+            and number is None
         ):
             size = len(value)
-        else:
-            value, key, size = self._check(value, key, time)
-        lane = self._lane
-        with lane.lock:
-            run = lane.run
-            if run is not None and not self._named and not self._is_closed and number is None:
-                # The hot path: nothing here but what each event needs.
-                values = run.values
-                index = len(values)
-                if time is not None:
-                    run.times[index] = time
-                values.append(value)
-                run.keys.append(key)
-                run.size = size = run.size + size + EVENT_OVERHEAD_BYTES
-                if size >= RUN_BYTES or index >= RUN_EVENTS:
-                    lane.close_run()
-                return Ack((run, index, None))
-        return self._write_slowly(value, key, time, number, size)
+            lane = self._lane
+            if size <= EVENT_BYTES:
+                with lane.lock:
+                    run = lane.run
+                    if run is not None:
+                        values = run.values
+                        index = len(values)
+                        values.append(value)
+                        run.keys.append(key)
+                        run.size = size = run.size + size + EVENT_OVERHEAD_BYTES
+                        if size >= RUN_BYTES or index >= RUN_EVENTS:
+                            lane.close_run()
+                        return Ack((run, index, None))
+        return self._write_slowly(*self._check(value, key, time), time, number)
 
-    def _write_slowly(self, value: Any, key: bytes | None, time: datetime | None, number: int | None, size: int) -> Ack:
+    def _write_slowly(self, value: Any, key: bytes | None, size: int, time: datetime | None, number: int | None) -> Ack:
         if self._is_closed:
             raise InvalidRequestError("this writer is closed")
         if number is not None and not self._named:
@@ -292,12 +294,14 @@ class Writer:
             if self._noted_us is not None:
                 self._store_note()
                 self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
+            self._is_plain = False
             self._is_closed = True
             if self._named:
                 self._flusher.forget(self._lane)
 
     def abandon(self) -> None:
         """Mark as closed without a flush: its store was closed, or the last flush failed for good."""
+        self._is_plain = False
         self._is_closed = True
 
     def __enter__(self) -> Writer:
@@ -356,6 +360,9 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
             times = column.cast(TIME)
         except pa.ArrowException as error:
             raise InvalidRequestError(f"the column _time can't be stored in microseconds: {error}") from error
+        earliest, latest = (bound.as_py() for bound in pc.min_max(times.view(pa.int64())).values())
+        if earliest is not None and not _FIRST_TIME <= earliest <= latest <= _LAST_TIME:
+            raise InvalidRequestError("the column _time has times outside of the years 1 to 9999")
     aside = {"_time", "_key"} | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
     rest = batch.select([name for name in names if name not in aside])
     check_batch_schema(rest.schema, stream.schema)

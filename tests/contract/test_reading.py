@@ -456,3 +456,23 @@ def test_many_blocks_are_read_in_order(stream: hw.Stream) -> None:
     numbers = [int(event.value.partition(b":")[0]) for event in stream.read()]
     assert numbers == list(range(300))
     assert all(a < b for a, b in pairwise(event.position.number for event in islice(stream.read(), 290)))
+
+
+def test_nanoseconds_are_kept_in_arrow_and_are_microseconds_in_python(store: hw.Store) -> None:
+    schema = pa.schema([("at", pa.timestamp("ns", tz="UTC")), ("took", pa.duration("ns")), ("all", pa.list_(pa.timestamp("ns")))])
+    stream = store.create_stream("a/nanoseconds", schema=schema)
+    columns = [pa.array([1_001], kind) for kind in schema.types[:2]] + [pa.array([[1_001]], pa.list_(pa.timestamp("ns")))]
+    with stream.writer() as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    assert stream.to_arrow(columns=["at", "took"]).column("at").cast(pa.int64()).to_pylist() == [1_001]
+    event = next(stream.read())
+    assert event.value["at"].microsecond == 1 and event.value["took"].microseconds == 1 and event.value["all"][0].microsecond == 1
+
+
+@pytest.mark.parametrize("time_us", [-(1 << 62), 1 << 62])
+def test_an_event_time_that_no_datetime_can_have_is_refused(store: hw.Store, time_us: int) -> None:
+    stream = store.create_stream("a/times")
+    times = pa.array([time_us], pa.timestamp("us", tz="UTC"))
+    with stream.writer() as writer, pytest.raises(hw.InvalidRequestError, match="1 to 9999"):
+        writer.write_batch(pa.table({"value": [b"x"], "_time": times}))
+    assert list(stream.read()) == []

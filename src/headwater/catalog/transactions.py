@@ -102,7 +102,7 @@ def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None) ->
 def _begin(id: str, lease_us: int, age_us: int, marker: Marker | None) -> Statement:
     sql = (
         "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal, marker_owner, marker_sequence, marker_fingerprint) "
-        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING expires_at < now_us()"
+        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING expires_at < now_us(), now_us()"
     )
     return sql, (id, lease_us, lease_us - age_us, *(marker or (None, None, None)))
 
@@ -267,9 +267,9 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
     locks = [segments.locked(stream, numbers) for stream, numbers in wanted.items()]
     looks = [segments.opened(stream) for stream in wanted]
     # All that a transaction needs which was never staged, in one round trip; its commit is the second.
-    held = ("SELECT sequence FROM marker WHERE owner = ? FOR UPDATE", (marker.owner if marker is not None else "",))
-    statements = [_begin(id, lease_us, age_us, marker), ("SELECT now_us()", ()), held, *locks, *looks]
-    begun, ((now,),), _, *answers = tx.run_all(statements)
+    held = [_lock_marker(marker.owner)] if marker is not None else []
+    begun, *answers = tx.run_all([_begin(id, lease_us, age_us, marker), *held, *locks, *looks])
+    answers = answers[len(held) :]
     if not begun or begun[0][0]:
         earlier, marker, batch = _look_again(tx, id, batch, marker, by)
         if earlier is not None:
@@ -285,12 +285,12 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
         if len(targets) < sum(map(len, wanted.values())):
             raise RouteStale
         opened = {stream: [segments.to_row(row) for row in found] for stream, found in zip(wanted, answers[len(locks) :], strict=True)}
-        outcome = _apply(tx, id, batch, [], targets, marker, by, now, opened)
+        outcome = _apply(tx, id, batch, [], targets, marker, by, begun[0][1], opened)
     else:
         staged = _staged(tx, id)
         needed = {(row.stream, row.segment) for row in staged} | {(item.stream, item.append.segment) for item in batch.appends}
         targets = _open_targets(tx, needed, {(row.stream, row.segment) for row in staged})
-        outcome = _apply(tx, id, batch, staged, targets, marker, by, now)
+        outcome = _apply(tx, id, batch, staged, targets, marker, by, tx.run("SELECT now_us()")[0][0])
     failpoints.reach("txn.applied")
     return outcome
 
@@ -396,15 +396,14 @@ def _check_marker(tx: Tx, marker: Marker | None) -> Outcome | None:
     """The commit that had this marker before, None if it is new. ConflictError if it is old, or means other data."""
     if marker is None:
         return None
-    sql = "SELECT sequence, fingerprint, txn, result FROM marker WHERE owner = ? FOR UPDATE"
-    rows = tx.run(sql, (marker.owner,))
+    rows = tx.run(*_lock_marker(marker.owner))
     if not rows:
         # A row to lock: of two first commits the second waits here, and then finds the first one's.
         tx.run(
             "INSERT INTO marker (owner, sequence, txn, result) VALUES (?, ?, '', '') ON CONFLICT (owner) DO NOTHING",
             (marker.owner, _NO_SEQUENCE),
         )
-        rows = tx.run(sql, (marker.owner,))
+        rows = tx.run(*_lock_marker(marker.owner))
     if rows[0][0] < marker.sequence:
         return None
     sequence, fingerprint, first, result = rows[0]
@@ -415,6 +414,10 @@ def _check_marker(tx: Tx, marker: Marker | None) -> Outcome | None:
         f"sequence {sequence} with fingerprint {fingerprint!r} is committed already: nothing was stored",
         committed=sequence,
     )
+
+
+def _lock_marker(owner: str) -> Statement:
+    return "SELECT sequence, fingerprint, txn, result FROM marker WHERE owner = ? FOR UPDATE", (owner,)
 
 
 class _Staged(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,30 @@ def upgrade(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             column = batch.column(index)
             columns.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@lru_cache(maxsize=256)
+def python_schema(schema: pa.Schema) -> pa.Schema | None:
+    """The schema whose values are Python's own: its times have microseconds, where Arrow may have nanoseconds. None if it is the same."""
+    fields = [pa.field(field.name, _python_type(field.type), field.nullable) for field in schema]
+    found = pa.schema(fields)
+    return None if found.equals(schema) else found
+
+
+def _python_type(kind: pa.DataType) -> pa.DataType:
+    if pt.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pt.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pt.is_time64(kind) and kind.unit == "ns":
+        return pa.time64("us")
+    if pt.is_struct(kind):
+        return pa.struct([pa.field(field.name, _python_type(field.type), field.nullable) for field in kind])
+    if pt.is_list(kind):
+        return pa.list_(_python_type(kind.value_type))
+    if pt.is_large_list(kind):
+        return pa.large_list(_python_type(kind.value_type))
+    return kind
 
 
 Check = Callable[[Any], bool]

@@ -22,7 +22,7 @@ from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundErro
 from headwater.model.events import Event, events_of
 from headwater.model.limits import MIB, PREFETCH_BYTES
 from headwater.model.positions import Position
-from headwater.model.schemas import METADATA, TIME, upgrade
+from headwater.model.schemas import METADATA, TIME, python_schema, upgrade
 from headwater.runtime import clock
 from headwater.runtime.workers import Task
 from headwater.segments.block import DecodedBlock, decode, verify
@@ -66,7 +66,11 @@ class Batch:
 
     def events(self) -> Iterator[Event]:
         columns = self._columns()
-        values = columns.column(0).to_pylist() if self._stream.is_opaque else columns.to_pylist()
+        if self._stream.is_opaque:
+            values = columns.column(0).to_pylist()
+        else:
+            ours = python_schema(self._stream.schema)
+            values = (columns if ours is None else columns.cast(ours, safe=False)).to_pylist()
         keys = self._block.chunk.keys
         return events_of(values, self._cut(keys).to_pylist() if keys is not None else None, self)
 
