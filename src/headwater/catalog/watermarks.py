@@ -33,7 +33,7 @@ def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> N
         "WHERE noted_time.time < excluded.time",
         (stream, writer, time_us),
     )
-    tx.run("DELETE FROM noted_time WHERE stream = ? AND noted_at < now_us() - ?", (stream, idle_us))
+    tx.run("DELETE FROM noted_time WHERE stream = ? AND writer <> ? AND noted_at < now_us() - ?", (stream, writer, idle_us))
     low, high = tx.run("SELECT min(time), max(time) FROM noted_time WHERE stream = ?", (stream,))[0]
     last = tx.run("SELECT number, low FROM watermark WHERE stream = ? ORDER BY number DESC LIMIT 1", (stream,))
     if low is None or (last and last[0][1] >= low):
