@@ -46,8 +46,9 @@ _CATALOGS = {"sqlite": ("SQLite",), "postgresql": ("PostgreSQL",), "both": ("SQL
 @click.option("--quick", is_flag=True, help="About a minute; ends with 1 if something is far from its goal.")
 @click.option("--full", is_flag=True, help="More rounds, and 10 GB through memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--markdown", is_flag=True, help="Print the table as docs/benchmarks.md has it.")
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="On the disk to measure; a temporary one by default.")
-def main(names: tuple[str, ...], catalog: str, quick: bool, full: bool, as_json: bool, folder: Path | None) -> None:
+def main(names: tuple[str, ...], catalog: str, quick: bool, full: bool, as_json: bool, markdown: bool, folder: Path | None) -> None:
     """Measure headwater beside the limits of this machine."""
     if quick and full:
         raise click.UsageError("--quick or --full, not both")
@@ -65,6 +66,8 @@ def main(names: tuple[str, ...], catalog: str, quick: bool, full: bool, as_json:
             results += BENCHMARKS[name](bench)
     if as_json:
         print(json.dumps({"machine": describe_machine(), "results": [result.to_json() for result in results]}, indent=2))
+    elif markdown:
+        print(make_markdown(results))
     else:
         Console(width=None if sys.stdout.isatty() else 160).print(make_table(results))
     lost = [result for result in results if result.is_large_loss]
@@ -124,6 +127,24 @@ def make_table(results: Sequence[Result]) -> Table:
         )
         earlier = result.name
     return table
+
+
+def make_markdown(results: Sequence[Result]) -> str:
+    """The same table for a page."""
+    lines = ["| what | on | headwater | limit | limit is | ratio | goal | reached |", "|---|---|---:|---:|---|---:|---:|---|"]
+    for result in results:
+        cells = (
+            result.name,
+            result.variant,
+            f"{_readable(result.value)} {result.unit}",
+            "" if result.limit is None else _readable(result.limit),
+            result.limit_name,
+            "" if result.ratio is None else f"{result.ratio:.2f}x",
+            "" if result.goal is None else _goal_text(result.goal),
+            {None: "", True: "yes", False: "no"}[result.reached],
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _goal_text(goal: Goal) -> str:
