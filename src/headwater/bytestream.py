@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import Any
 
 from headwater.catalog import segments
-from headwater.errors import HeadwaterError, InvalidRequestError, NotFoundError, TruncatedError
+from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
+from headwater.lanewriter import LaneWriter
 from headwater.model.limits import MIB
 from headwater.segments.engine import Engine
-from headwater.segments.flush import Flusher
-from headwater.segments.lanes import RUN_BYTES, Lane, StreamRef
+from headwater.segments.lanes import RUN_BYTES, StreamRef
 from headwater.segments.read import SegmentCursor
 from headwater.streams import cuts
 
 _PIECE_BYTES = 8 * MIB
 
 
-class ByteWriter:
+class ByteWriter(LaneWriter):
     """Appends bytes to a byte stream. `write` buffers; `flush` returns when all is durable."""
-
-    def __init__(self, flusher: Flusher, stream: StreamRef, lane: Lane) -> None:
-        self._flusher = flusher
-        self._stream = stream
-        self._lane = lane
-        self._is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Give bytes to be stored; returns how many. Blocks while this process has as much waiting as it may."""
@@ -46,45 +39,6 @@ class ByteWriter:
                 if run.size >= RUN_BYTES:
                     self._lane.close_run()
         return len(content)
-
-    def flush(self) -> None:
-        """Return when everything written so far is durable; raise what went wrong."""
-        with self._lane.lock:
-            run = self._lane.last_run
-            if run is None and self._lane.error is not None:
-                raise self._lane.error
-        if run is not None:
-            if not run.ended:
-                self._flusher.wait_for(run)
-            if run.error is not None:
-                raise run.error
-
-    def close(self) -> None:
-        """Flush, then end."""
-        if not self._is_closed:
-            self.flush()
-            self._is_closed = True
-
-    def abandon(self) -> None:
-        self._is_closed = True
-
-    def __enter__(self) -> ByteWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except HeadwaterError:
-            self.abandon()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True):
-            warnings.warn(
-                f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
-            )
 
 
 class ByteReader(io.RawIOBase):

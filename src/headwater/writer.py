@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -15,7 +14,8 @@ import pyarrow.compute as pc
 
 from headwater.batch import SegmentRange
 from headwater.catalog import watermarks
-from headwater.errors import HeadwaterError, InvalidRequestError
+from headwater.errors import InvalidRequestError
+from headwater.lanewriter import LaneWriter
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, KEY_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
@@ -94,18 +94,15 @@ class EventCheck:
         return value, key_bytes(key), size
 
 
-class Writer:
+class Writer(LaneWriter):
     """Appends events to one stream, in order for each routing key.
 
     `write` returns at once; its ack, or `flush`, says when the events are durable. A full buffer blocks: nothing is dropped.
     """
 
     def __init__(self, store: Any, flusher: Flusher, stream: StreamRef, lane: Lane) -> None:
+        super().__init__(flusher, stream, lane)
         self._store = store
-        self._flusher = flusher
-        self._stream = stream
-        self._lane = lane
-        self._is_closed = False
         self._named = lane.writer is not None
         self._noted_us: int | None = None
         self._noted_at = float("-inf")
@@ -272,56 +269,20 @@ class Writer:
         engine = self._store._engine
         engine.write(watermarks.note_time, self._stream.id, self._note_name, self._noted_us, int(IDLE_WRITER_SECONDS * 1_000_000))
 
-    def flush(self) -> None:
-        """Return when everything given so far is durable; raise what went wrong.
-
-        After UnavailableError all is still buffered, and the next flush sends it first, in order.
-        """
-        with self._lane.lock:
-            run = self._lane.last_run
-            if run is None and self._lane.error is not None:
-                raise self._lane.error
-        if run is not None:
-            if not run.ended:
-                self._flusher.wait_for(run)
-            if run.error is not None:
-                raise run.error
-
     def close(self) -> None:
         """Flush, then end. Closing again does nothing."""
         if not self._is_closed:
-            self.flush()
             if self._noted_us is not None:
                 self._store_note()
                 self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
             self._is_plain = False
-            self._is_closed = True
+            super().close()
             if self._named:
                 self._flusher.forget(self._lane)
 
     def abandon(self) -> None:
-        """Mark as closed without a flush: its store was closed, or the last flush failed for good."""
         self._is_plain = False
-        self._is_closed = True
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.close()
-            return
-        # The block's own error is the one to be seen; what was given before it is stored all the same.
-        try:
-            self.close()
-        except HeadwaterError:
-            self.abandon()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True):
-            warnings.warn(
-                f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
-            )
+        super().abandon()
 
 
 def _opaque_bytes(value: Any) -> bytes:

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.check import check_store
-from tests.crash.processes import Place
 
 KEYS = [f"key {number}" for number in range(7)]
-
-
-@pytest.fixture
-def place(tmp_path: Path, catalog_url: str | None) -> Place:
-    return Place(str(tmp_path / "store"), catalog_url)
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[hw.Store]:
-    with place.open(create=True) as store:
-        yield store
-        report = check_store(store)
-        assert report.ok, report.problems
 
 
 @pytest.fixture

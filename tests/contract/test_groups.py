@@ -10,14 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.check import check_store
 from headwater.readers import group as group_module
 from headwater.readers import reader as reader_module
 from tests.crash.processes import Crew, Place, wait_until
@@ -27,26 +25,6 @@ WAIT_SECONDS = 30.0
 #: Dead after this long without a beat, in tests that wait for it.
 DEAD_SECONDS = 2.0
 KEYS = [f"key{number}" for number in range(12)]
-
-
-@pytest.fixture
-def place(tmp_path: Path, catalog_url: str | None) -> Place:
-    return Place(str(tmp_path / "store"), catalog_url)
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[hw.Store]:
-    with place.open(create=True) as store:
-        yield store
-        report = check_store(store)
-        assert report.ok, report.problems
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    crew = Crew()
-    yield crew
-    crew.close()
 
 
 def die_soon(patch: pytest.MonkeyPatch) -> None:

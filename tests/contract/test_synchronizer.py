@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import headwater as hw
-from headwater.check import check_store
 from tests.crash.processes import Crew, Place
 
 LOG, STATE = "app/log", "app/state"
-
-
-@pytest.fixture
-def place(tmp_path: Path, catalog_url: str | None) -> Place:
-    return Place(str(tmp_path / "store"), catalog_url)
-
-
-@pytest.fixture
-def store(place: Place) -> Iterator[hw.Store]:
-    with place.open(create=True) as store:
-        yield store
-        report = check_store(store)
-        assert report.ok, report.problems
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    crew = Crew()
-    yield crew
-    crew.close()
 
 
 def counter(store: hw.Store) -> hw.Synchronizer[int, int]:

@@ -28,11 +28,6 @@ LEASE_SECONDS = 0.2
 
 
 @pytest.fixture
-def place(tmp_path: Path, catalog_url: str | None) -> Place:
-    return Place(str(tmp_path / "store"), catalog_url)
-
-
-@pytest.fixture
 def store(place: Place) -> Iterator[hw.Store]:
     with place.open(create=True) as store:
         store.create_stream(ONE, scaling=hw.Scaling.fixed(2))
@@ -40,13 +35,6 @@ def store(place: Place) -> Iterator[hw.Store]:
         yield store
         report = check_store(store)
         assert report.ok, report.problems
-
-
-@pytest.fixture
-def crew() -> Iterator[Crew]:
-    crew = Crew()
-    yield crew
-    crew.close()
 
 
 def values(store: hw.Store, name: str) -> list[str]:

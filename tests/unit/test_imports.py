@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("catalog", "storage"),
     ("segments",),
     ("streams",),
-    ("writer", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables"),
+    ("lanewriter", "writer", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables"),
     ("stream",),
     ("store",),
     ("check",),

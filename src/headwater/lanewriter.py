@@ -1,0 +1,64 @@
+"""What every writer is: a handle on a lane, which it flushes, closes, and warns about when it is forgotten."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+from headwater.errors import HeadwaterError
+from headwater.segments.flush import Flusher
+from headwater.segments.lanes import Lane, StreamRef
+
+
+class LaneWriter:
+    """A context manager over a lane: leaving the block flushes."""
+
+    def __init__(self, flusher: Flusher, stream: StreamRef, lane: Lane) -> None:
+        self._flusher = flusher
+        self._stream = stream
+        self._lane = lane
+        self._is_closed = False
+
+    def flush(self) -> None:
+        """Return when everything given so far is durable; raise what went wrong.
+
+        After UnavailableError all is still buffered, and the next flush sends it first, in order.
+        """
+        with self._lane.lock:
+            run = self._lane.last_run
+            if run is None and self._lane.error is not None:
+                raise self._lane.error
+        if run is not None:
+            if not run.ended:
+                self._flusher.wait_for(run)
+            if run.error is not None:
+                raise run.error
+
+    def close(self) -> None:
+        """Flush, then end. Closing again does nothing."""
+        if not self._is_closed:
+            self.flush()
+            self._is_closed = True
+
+    def abandon(self) -> None:
+        """Mark as closed without a flush: its store was closed, or the last flush failed for good."""
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.close()
+            return
+        # The block's own error is the one to be seen; what was given before it is stored all the same.
+        try:
+            self.close()
+        except HeadwaterError:
+            self.abandon()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True):
+            warnings.warn(
+                f"a writer of {self._stream.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
+            )
