@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import streams, transactions
+from headwater.catalog import commits, streams, transactions
+from headwater.catalog.commits import Outcome
 from headwater.catalog.extents import Append
-from headwater.catalog.transactions import Batch, Change, RollNeeded, RouteStale, ScaledMeanwhile, StagedAppend
+from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
+from headwater.catalog.transactions import Batch, Change, StagedAppend
 from headwater.errors import (
     HeadwaterError,
     InvalidRequestError,
@@ -440,8 +442,8 @@ class Transaction:
             if self._commit is not None:
                 return self._commit
             self._check_open()
-            commits = self._store._commits
-            commits.begin(self)
+            under_way = self._store._commits
+            under_way.begin(self)
             try:
                 outcome = self._ended_on(self._commit_in_catalog)
             except (UnavailableError, OutcomeUnknownError):
@@ -450,7 +452,7 @@ class Transaction:
                 self._abort_quietly()
                 raise
             finally:
-                commits.decide(self)
+                under_way.decide(self)
             failpoints.reach("txn.committed")
             for events in self._events.values():
                 # The next transaction of this process shall stage for the segments that are open now.
@@ -460,7 +462,7 @@ class Transaction:
             self._end(TransactionStatus.COMMITTED, is_whole=not outcome.repeated)
             return self._commit
 
-    def _commit_in_catalog(self) -> transactions.Outcome:
+    def _commit_in_catalog(self) -> Outcome:
         self._stage_pending()
         began = clock.monotonic()
         caller = f"{self._caller}.{self._given}"
@@ -472,7 +474,7 @@ class Transaction:
             age_us = 0 if self._is_begun else self._age_us
             self._is_asked = True
             try:
-                return self._engine.write_once(transactions.commit, self._id, batch, self._marker, self._lease_us, age_us, caller)
+                return self._engine.write_once(commits.commit, self._id, batch, self._marker, self._lease_us, age_us, caller)
             except ScaledMeanwhile:
                 continue
             except RouteStale:
@@ -481,28 +483,28 @@ class Transaction:
                 batch = None
             except RollNeeded:
                 # Only what was staged before needs one, so the catalog knows of it.
-                self._engine.write_once(transactions.prepare, self._id, batch, caller)
+                self._engine.write_once(commits.prepare, self._id, batch, caller)
                 failpoints.reach("txn.prepared")
                 self._linger(clock.monotonic() - began)
-                outcome = self._engine.write_once(transactions.commit_prepared, self._id, caller)
+                outcome = self._engine.write_once(commits.commit_prepared, self._id, caller)
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
 
     def _linger(self, spent: float) -> None:
         """Wait while more transactions come to share a roll: those of this process that are on their way, and others soon behind them."""
-        commits = self._store._commits
-        commits.decide(self)
+        under_way = self._store._commits
+        under_way.decide(self)
         now = clock.monotonic()
         deadline = now + _LONGEST_LINGER_SECONDS
         # As long as this one took to get here, another may take that began a little later.
         pause = max(_PAUSE_SECONDS, min(spent, _LONGEST_LINGER_SECONDS / 4))
         waiting = 0
-        while now < deadline and (found := self._engine.read(transactions.count_waiting)) > waiting:
+        while now < deadline and (found := self._engine.read(commits.count_waiting)) > waiting:
             waiting = found
-            coming = commits.undecided()
+            coming = under_way.undecided()
             until = now + pause
-            while now < until or (now < deadline and coming & commits.undecided()):
+            while now < until or (now < deadline and coming & under_way.undecided()):
                 clock.sleep(_PAUSE_SECONDS / 4)
                 now = clock.monotonic()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
-from headwater.catalog import groups, segments, transactions
+from headwater.catalog import commits, groups, segments
 from headwater.catalog.database import Tx
 from headwater.readers import reader as reader_module
 from headwater.runtime import failpoints
@@ -228,7 +228,7 @@ def _commit_past_what_was_handed_out() -> None:
 
 def _skip_a_staged_block() -> None:
     """A commit moves all staged blocks but the last, if there are several."""
-    commit = transactions.commit
+    commit = commits.commit
 
     def faulty(tx: Tx, id: str, *rest: Any) -> Any:
         found = tx.run("SELECT ordinal FROM txn_extent WHERE txn = ? AND expected_tail IS NULL ORDER BY ordinal", (id,))
@@ -236,7 +236,7 @@ def _skip_a_staged_block() -> None:
             tx.run("DELETE FROM txn_extent WHERE txn = ? AND ordinal = ?", (id, found[-1][0]))
         return commit(tx, id, *rest)
 
-    vars(transactions)["commit"] = faulty
+    vars(commits)["commit"] = faulty
 
 
 def _let_successors_in_early() -> None:
@@ -262,7 +262,7 @@ def _forget_the_reader() -> None:
 
 def _ignore_the_marker() -> None:
     """A marker that is committed already is not looked at."""
-    vars(transactions)["_check_marker"] = lambda *args: None
+    vars(commits)["_check_marker"] = lambda *args: None
 
 
 def _hand_out_without_order() -> None:

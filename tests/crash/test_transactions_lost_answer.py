@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 import headwater as hw
-from headwater.catalog.transactions import Outcome
+from headwater.catalog.commits import Outcome
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.test_unknown_outcome import Proxy
 from tests.crash.txn_workers import obey_transactions
