@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
@@ -13,6 +13,7 @@ from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, SegmentCursor
 from headwater.streams import cuts
 from headwater.streams.cuts import Place, Range
+from headwater.streams.lineage import Lineage
 
 _LONGEST_WAIT_SECONDS = 1.0
 
@@ -23,33 +24,33 @@ def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place) ->
 
 
 def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range]) -> Iterator[Batch]:
-    waiting = list(ranges)
-    reading: dict[SegmentCursor, SegmentRow] = {}
-    while waiting or reading:
-        for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
-            waiting.remove(item)
-            reading[SegmentCursor(engine, stream, item.segment, item.start, item.end)] = item.segment
+    lineage = _lineage(ranges)
+    reading: set[SegmentCursor] = set()
+    while lineage or reading:
+        reading.update(SegmentCursor(engine, stream, item.segment, item.start, item.end) for item in lineage.take_ready())
         try:
             cursor = _earliest(reading)
             batch = cursor.next_batch()
         except TruncatedError as error:
             raise _with_head(engine, stream, error) from None
         if cursor.is_done:
-            del reading[cursor]
+            reading.remove(cursor)
+            lineage.finish(cursor.segment)
         if batch is not None:
             yield batch
 
 
-def _earliest(reading: dict[SegmentCursor, SegmentRow]) -> SegmentCursor:
+def _lineage(ranges: Iterable[Range]) -> Lineage:
+    lineage = Lineage()
+    for item in sorted(ranges, key=lambda item: item.segment.number):
+        lineage.add(item)
+    return lineage
+
+
+def _earliest(reading: set[SegmentCursor]) -> SegmentCursor:
     if len(reading) == 1:
         return next(iter(reading))
     return min(reading, key=lambda cursor: (cursor.next_time() or 1 << 62, cursor.segment))
-
-
-def _is_ready(row: SegmentRow, waiting: list[Range], reading: dict[SegmentCursor, SegmentRow]) -> bool:
-    """Whether no predecessor is still to be read."""
-    others = [item.segment for item in waiting] + list(reading.values())
-    return not any(other.number < row.number and other.keys.overlaps(row.keys) for other in others)
 
 
 def _with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> TruncatedError:
@@ -58,19 +59,17 @@ def _with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> Trun
 
 def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[Batch | None]:
     """The batches from a place on, for ever: None whenever there is nothing for a while. Ends when the stream is sealed and read."""
-    waiting = cuts.open_ranges(engine, stream, start)
-    return _following(engine, stream, waiting)
+    ranges = cuts.open_ranges(engine, stream, start)
+    return _following(engine, stream, _lineage(ranges), max((item.segment.number for item in ranges), default=-1))
 
 
-def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Iterator[Batch | None]:
-    reading: dict[SegmentCursor, SegmentRow] = {}
-    newest = max((item.segment.number for item in waiting), default=-1)
+def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int) -> Iterator[Batch | None]:
+    reading: set[SegmentCursor] = set()
     while True:
         seen = engine.changes.version()
-        for item in [item for item in waiting if _is_ready(item.segment, waiting, reading)]:
-            waiting.remove(item)
+        for item in lineage.take_ready():
             end = item.end if not item.segment.is_open else None
-            reading[SegmentCursor(engine, stream, item.segment, item.start, end)] = item.segment
+            reading.add(SegmentCursor(engine, stream, item.segment, item.start, end))
         found = False
         tails = None
         for cursor in sorted(reading, key=lambda cursor: cursor.segment):
@@ -97,15 +96,16 @@ def _following(engine: Engine, stream: StreamRef, waiting: list[Range]) -> Itera
                 raise _with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
             if not row.is_open and cursor.number >= row.tail:
                 progressed = True
-                del reading[cursor]
+                reading.remove(cursor)
+                lineage.finish(cursor.segment)
         for number in range(newest + 1, max(rows) + 1):
             row = rows.get(number)
             if row is None or row.head:
                 raise _with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
             progressed = True
-            waiting.append(Range(row, row.head, row.tail))
+            lineage.add(Range(row, row.head, row.tail))
         newest = max(newest, *rows)
-        if not reading and not waiting and sealed:
+        if not reading and not lineage and sealed:
             return
         if not progressed:
             engine.changes.wait(seen, _LONGEST_WAIT_SECONDS)
