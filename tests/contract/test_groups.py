@@ -20,6 +20,9 @@ from headwater.readers import group as group_module
 from headwater.readers import reader as reader_module
 from tests.crash.processes import Crew, Place, wait_until
 
+# Many processes, time-outs and threads: not for a quick run.
+pytestmark = pytest.mark.slow
+
 IN, OUT = "g/in", "g/out"
 WAIT_SECONDS = 30.0
 #: Dead after this long without a beat, in tests that wait for it.

@@ -12,6 +12,9 @@ import pytest
 import headwater as hw
 from tests.crash.processes import Crew, Place
 
+# Many processes, time-outs and threads: not for a quick run.
+pytestmark = pytest.mark.slow
+
 LOG, STATE = "app/log", "app/state"
 
 

@@ -20,6 +20,9 @@ from headwater.check import check_store
 from headwater.runtime import failpoints
 from tests.crash.processes import Crew, Place, wait_until
 
+# Many processes, time-outs and threads: not for a quick run.
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 ONE, TWO, TABLE, STATE = "t/one", "t/two", "t/table", "t/state"
 OPEN, COMMITTED, ABORTED = hw.TransactionStatus.OPEN, hw.TransactionStatus.COMMITTED, hw.TransactionStatus.ABORTED
