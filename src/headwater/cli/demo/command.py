@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -128,9 +131,11 @@ def _show_outcome(outcome: Outcome, demo: Demo) -> None:
     out.print()
     out.print(f"files  {demo.files_path}")
     out.print(f"store  {demo.store_path}")
+    # Run by `make demo` the program is in .venv, and on nobody's path.
+    program = "headwater" if shutil.which("headwater") else shlex.quote(os.path.relpath(sys.argv[0]))
     out.print("Try next:")
     for command in (f"describe {STREAM}", f"tail {STREAM} -n 5 --json", "check"):
-        out.print(f"  headwater {command} --store {demo.store_path}")
+        out.print(f"  {program} {command} --store {shlex.quote(str(demo.store_path))}")
 
 
 def _outcome_json(outcome: Outcome, demo: Demo, seed: int) -> dict[str, object]:
