@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, growth, latency, reading, writing
+from benchmarks import coordination, growth, history, latency, reading, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -34,6 +34,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "write-batches": writing.write_batches,
     "processes": writing.four_processes,
     "object-store": writing.object_store,
+    "tiering": history.tiering,
+    "write-beside": history.writing_beside,
+    "scan": history.scans,
     "growth": growth.growth,
     "memory": growth.memory,
 }

@@ -81,7 +81,7 @@ def _growth(bench: Bench, catalog: Catalog) -> Iterator[Result]:
         places = [stack.enter_context(bench.place(catalog)) for _ in range(2)]
         for place, extents in zip(places, (bench.sizes.extents, _SHORT), strict=True):
             _prepare(place, extents)
-        stores = [stack.enter_context(hw.open(place.url, catalog=place.catalog)) for place in places]
+        stores = [stack.enter_context(hw.open(place.url, catalog=place.catalog, upkeep=False)) for place in places]
         appended: list[list[float]] = [[], []]
         tailed: list[list[float]] = [[], []]
         measures = []
@@ -114,7 +114,7 @@ def _append_and_tail(writer: hw.Writer, events: Iterator[hw.Event], appended: li
 
 def _seconds_to_open(place: Place) -> float:
     begun = time.perf_counter()
-    store = hw.open(place.url, catalog=place.catalog, create=False)
+    store = hw.open(place.url, catalog=place.catalog, create=False, upkeep=False)
     taken = time.perf_counter() - begun
     store.close()
     return taken
@@ -122,7 +122,7 @@ def _seconds_to_open(place: Place) -> float:
 
 def _prepare(place: Place, extents: int) -> None:
     """Make a stream of so many extents, each of one event, inline."""
-    with hw.open(place.url, catalog=place.catalog) as store:
+    with hw.open(place.url, catalog=place.catalog, upkeep=False) as store:
         with store.create_stream("bench/long").writer() as writer:
             writer.write(bytes(100), b"user-1")
         database = store._engine.database

@@ -23,10 +23,13 @@ from headwater.model.events import Event
 from headwater.model.markers import Marker
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Position, Segment
+from headwater.model.scaling_history import ScalingHistory
 from headwater.readers.group import HeldSegment, Lag, ReaderGroup, TimeWindow
 from headwater.readers.reader import Reader
-from headwater.store import Store, UpkeepReport, open
+from headwater.store import Store, open
 from headwater.stream import Stream
+from headwater.streams.autoscaling import ScalingReport
+from headwater.streams.upkeep import UpkeepReport
 from headwater.synchronizer import Revision, Revisioned, Synchronizer
 from headwater.tables import Entry, Table, TableChange
 from headwater.transactions import Commit, Transaction, TransactionInfo, TransactionStatus
@@ -60,6 +63,8 @@ __all__ = [
     "Revision",
     "Revisioned",
     "Scaling",
+    "ScalingHistory",
+    "ScalingReport",
     "SealedError",
     "Segment",
     "SegmentRange",

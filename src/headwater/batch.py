@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.catalog import segments
+from headwater.catalog.extents import PARQUET
 from headwater.errors import NotFoundError, TruncatedError
+from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.names import parse_stream_name
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -28,6 +30,9 @@ class SegmentRange:
     start: int
     end: int
     stream_id: int = field(repr=False)
+    #: About how many bytes they have, and the part of the key space that the segment takes: ranges that overlap there are read by number.
+    bytes: int = field(default=0, repr=False, compare=False)
+    keys: KeyRange = field(default=WHOLE, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -41,8 +46,12 @@ class SegmentRange:
         row = engine.look(segments.find_segment, stream.id, self.segment)
         if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
-        cursor = SegmentCursor(engine, stream, row, self.start, self.end)
+        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names)
         return _batches(engine, stream, cursor, names)
+
+    def schema(self) -> pa.Schema:
+        """The schema of the stream's own columns, as it is now."""
+        return self._open_stream().schema
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All of them as one table."""
@@ -54,6 +63,43 @@ class SegmentRange:
         if stream.id != self.stream_id:
             raise NotFoundError(f"stream {self.stream} was deleted; another has its name by now")
         return stream
+
+
+@dataclass(frozen=True)
+class ChunkRange:
+    """Events [start, end) of one segment in one Parquet file, whose first row is number `first`."""
+
+    url: str
+    stream: str
+    segment: int
+    start: int
+    end: int
+    first: int
+    bytes: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+def list_chunks(engine: Engine, stream: StreamRef, start: cuts.Place, end: cuts.Place) -> list[ChunkRange]:
+    """What of a stream lies in Parquet chunks, between two places."""
+    found = []
+    for item in cuts.ranges(engine, stream, start, end):
+        at = item.start
+        while at < item.end:
+            planned = engine.plan(item.segment, at, item.end)
+            if not planned:
+                break
+            for extent in planned:
+                if extent.form == PARQUET and extent.key is not None:
+                    bounds = max(extent.first, item.start), min(extent.end, item.end)
+                    url = f"{engine.storage.url}/{extent.key}"
+                    found.append(ChunkRange(url, stream.name, item.segment.number, *bounds, extent.first, extent.length))
+            at = planned[-1].end
+            if planned[-1].form != PARQUET:
+                break  # Blocks come behind all chunks.
+    return found
 
 
 def _batches(engine: Engine, stream: StreamRef, cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:

@@ -5,38 +5,39 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from headwater.bytestream import ByteWriter
-from headwater.catalog import groups, sessions, streams, transactions
+from headwater.catalog import commits, groups, streams, transactions
 from headwater.catalog.database import Database
 from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.model.cuts import Cut
-from headwater.model.limits import SESSION_SECONDS
 from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.readers.group import ReaderGroup, open_group
 from headwater.readers.reader import Reader
-from headwater.runtime import failpoints
-from headwater.runtime.clock import to_datetime
+from headwater.runtime.clock import from_datetime, to_datetime
 from headwater.runtime.heart import Heart
-from headwater.segments.engine import Engine
+from headwater.segments.engine import Engine, check_time
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
 from headwater.storage import Storage, open_storage, parse_file_url
 from headwater.stream import Stream
-from headwater.streams import cuts, forks, lifecycle, truncation
+from headwater.streams import cuts, forks, lifecycle, steps, truncation
+from headwater.streams.autoscaling import ScalingReport, scale_streams
 from headwater.streams.cuts import Place
+from headwater.streams.upkeep import Upkeep, UpkeepReport
 from headwater.synchronizer import Revisioned, Synchronizer
 from headwater.tables import TABLE_SCHEMA, Table
 from headwater.transactions import Commits, Transaction, TransactionInfo, TransactionStatus, check_marker
@@ -51,14 +52,6 @@ _flushers: weakref.WeakSet[Flusher] = weakref.WeakSet()
 _memory: dict[str, tuple[Database, Storage]] = {}
 _memory_lock = threading.Lock()
 _reopened: dict[tuple[Any, ...], Store] = {}
-
-
-@dataclass(frozen=True)
-class UpkeepReport:
-    """What one round of upkeep did."""
-
-    sessions_fenced: int
-    rows_deleted: int
 
 
 def open(
@@ -108,7 +101,7 @@ def open(
             database.close()
             storage.close()
         raise
-    return Store(text, catalog, storage_options, Engine(store_id, database, storage))
+    return Store(text, catalog, storage_options, Engine(store_id, database, storage), upkeep=upkeep)
 
 
 def _open_memory(name: str) -> tuple[Database, Storage]:
@@ -167,8 +160,11 @@ def _check_identity(storage: Storage, store_id: str, url: str) -> None:
 class Store:
     """An open store. Thread-safe; a context manager; picklable: unpickled elsewhere, it opens the same store."""
 
-    def __init__(self, url: str, catalog: str | None, storage_options: dict[str, str] | None, engine: Engine) -> None:
+    def __init__(
+        self, url: str, catalog: str | None, storage_options: dict[str, str] | None, engine: Engine, *, upkeep: bool = True
+    ) -> None:
         self.url = url
+        self._has_upkeep = upkeep
         self._catalog = catalog
         self._storage_options = storage_options
         self._engine = engine
@@ -180,10 +176,16 @@ class Store:
         _flushers.add(self._flusher)
         self._router = Router(self._engine)
         self._heart = Heart()
+        self._begin_upkeep()
         self._commits = Commits()
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._is_closed = False
+
+    def _begin_upkeep(self) -> None:
+        self._upkeep = Upkeep(self._engine, self._heart)
+        if self._has_upkeep:
+            self._upkeep.start()
 
     def __repr__(self) -> str:
         return f"<Store {self.url}>"
@@ -192,6 +194,11 @@ class Store:
     def id(self) -> str:
         """The store's own id, which cuts carry."""
         return self._engine.store_id
+
+    @property
+    def address(self) -> tuple[str, str | None, dict[str, str] | None]:
+        """(url, catalog, storage_options) with which `hw.open` opens this store again."""
+        return self.url, self._catalog, self._storage_options
 
     # Scopes and streams.
 
@@ -254,6 +261,36 @@ class Store:
         refs = [name._ref if isinstance(name, Stream) else lifecycle.open_stream(self._engine, parse_stream_name(name)) for name in names]
         return cuts.tail(self._engine, refs)
 
+    def advance(
+        self,
+        cut: Cut,
+        *,
+        end: Cut | None = None,
+        max_events: int | None = None,
+        max_bytes: int | None = None,
+        wait: float = 0.0,
+        skip_truncated: bool = False,
+        piece_bytes: int = steps.PIECE_BYTES,
+    ) -> Cut:
+        """Where a reader at `cut` gets to with up to so many events, not behind `end`; `cut` itself if nothing came in `wait` seconds.
+
+        No segment is read before its predecessors are finished, and one is in the same step as its predecessors only where they have up
+        to `piece_bytes` together. So reading a step's overlapping ranges one after the other, the others in parallel, keeps every key's
+        order. TruncatedError if some of what lies behind `cut` is gone; `skip_truncated` goes on from what is left.
+        """
+        steps.check_limit(max_events, "max_events")
+        steps.check_limit(max_bytes, "max_bytes")
+        refs = [lifecycle.open_stream(self._engine, parse_stream_name(name)) for name in cut.streams]
+        arguments = (self.id, refs, cut, end, max_events, max_bytes, skip_truncated, piece_bytes)
+        deadline = time.monotonic() + wait
+        while True:
+            seen = self._engine.changes.version()
+            found = self._engine.read(steps.advance, *arguments)
+            left = deadline - time.monotonic()
+            if found != cut or left <= 0:
+                return found
+            self._engine.changes.wait(seen, left)
+
     def tag(self, name: str, cut: Cut) -> None:
         """Name a cut: what is readable before it now stays so, also after a truncation. AlreadyExistsError if the name is taken."""
         forks.tag(self._engine, name, cut)
@@ -266,12 +303,40 @@ class Store:
         """Forget a named cut; what only it kept is freed."""
         forks.untag(self._engine, name)
 
+    def hold(self, name: str, start: Cut, end: Cut, seconds: float = 60.0) -> None:
+        """Keep what lies between two cuts readable for so many seconds, whatever is truncated: a tag for a running reader.
+
+        Given again under the same name, it takes the place of the one before; a reader that dies lets go by itself.
+        """
+        forks.hold(self._engine, name, start, end, seconds)
+
+    def release(self, name: str) -> None:
+        """End a hold before its time; nothing happens if there is none."""
+        forks.release(self._engine, name)
+
     def run_upkeep(self) -> UpkeepReport:
-        """One full round of upkeep now: fence sessions of dead processes, free what was truncated or deleted."""
-        while self._engine.write(transactions.abort_expired):
-            failpoints.reach("txn.expired")
-        fenced = self._engine.write(sessions.fence_expired_sessions, int(SESSION_SECONDS * 1_000_000))
-        return UpkeepReport(len(fenced), truncation.free_rows(self._engine))
+        """One full round of upkeep now, in this thread: everything that waits is tiered, and all garbage collected.
+
+        UnavailableError if another process is at it by hand. One that does it in the background is fenced, and goes on afterwards.
+        """
+        self._check_open()
+        return self._upkeep.run()
+
+    @property
+    def upkeep_totals(self) -> UpkeepReport:
+        """What this process's upkeep did since the store was opened."""
+        return self._upkeep.totals
+
+    def scale_streams(self, now: datetime | None = None) -> ScalingReport:
+        """Sample the load of all streams that scale by rate, and split and merge where it is time; upkeep does this every 10 s.
+
+        `now` is for simulations that go faster than the clock, in a store without other upkeep: each time later than the one before.
+        """
+        self._check_open()
+        if now is None:
+            return scale_streams(self._engine, self._engine.database.query("SELECT now_us()")[0][0])
+        check_time(now, "now")
+        return scale_streams(self._engine, from_datetime(now))
 
     # Transactions, readers and state.
 
@@ -310,9 +375,14 @@ class Store:
                 to_datetime(row.expires_at),
                 to_datetime(row.ended_at) if row.ended_at is not None else None,
                 row.streams,
+                row.marker,
             )
             for row in self._engine.read(transactions.list_transactions, limit, only_open)
         ]
+
+    def marker(self, owner: str) -> Marker | None:
+        """The last marker that was committed for this owner."""
+        return self._engine.read(commits.find_marker, owner)
 
     def reader_group(self, name: str, streams: list[str] | None = None, start: Place = None, end: Place = None) -> ReaderGroup:
         """Create or open a group of readers; with the name alone, open it. It begins at `start`, and ends at `end` if that is given."""
@@ -412,6 +482,7 @@ class Store:
             except HeadwaterError as error:
                 failure = failure or error
         self._flusher.close()
+        self._upkeep.close()
         self._heart.close()
         self._is_closed = True
         _opened.discard(self)
@@ -441,6 +512,7 @@ class Store:
         # The parent's readers are the parent's: closing them here would fence them there. Its heart's thread did not come along.
         self._readers = weakref.WeakSet()
         self._heart = Heart()
+        self._begin_upkeep()
         self._commits = Commits()
 
 

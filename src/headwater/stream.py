@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headwater.batch import SegmentRange
+from headwater.batch import ChunkRange, SegmentRange, list_chunks
 from headwater.bytestream import ByteReader, ByteWriter
 from headwater.catalog import segments, streams, writers
 from headwater.catalog.segments import SegmentRow
@@ -19,9 +19,10 @@ from headwater.model.keys import KEY_SPACE
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
+from headwater.model.scaling_history import ScalingHistory
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, batch_schema, check_columns
-from headwater.streams import cuts, forks, lifecycle, reading, scaling, truncation
+from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
 from headwater.streams.cuts import Place
 from headwater.writer import Writer
 
@@ -132,6 +133,11 @@ class Stream:
         """Replace open neighbours by one segment; returns it in a list. Order holds for each key."""
         return [_segment(row) for row in scaling.merge(self._store._engine, self._ref, segment_numbers)]
 
+    def scaling_history(self) -> ScalingHistory:
+        """How the segments came and went, with which load, and why: as far as the catalog remembers."""
+        self._row()
+        return self._store._engine.read(autoscaling.scaling_history, self._ref.id)
+
     def seal(self) -> None:
         """End the stream: it can be read for ever and never written again."""
         try:
@@ -195,17 +201,40 @@ class Stream:
             raise InvalidRequestError("a follower has no end: leave out `end`, or `follow`")
         return _events(reading.follow_batches(self._store._engine, ref, start))
 
-    def ranges(self, start: Place = None, end: Place = None) -> list[SegmentRange]:
-        """What lies between two places as ranges that may be read in parallel, also in other processes."""
+    def ranges(self, start: Place = None, end: Place = None, *, skip_truncated: bool = False) -> list[SegmentRange]:
+        """What lies between two places as ranges that may be read in parallel, also in other processes.
+
+        TruncatedError if some of it is gone; with `skip_truncated`, what is left of it.
+        """
         ref = self._check_events()
-        found = cuts.ranges(self._store._engine, ref, start, end)
-        return [SegmentRange(self._store, ref.name, item.segment.number, item.start, item.end, ref.id) for item in found]
+        found = cuts.ranges(self._store._engine, ref, start, end, skip_truncated=skip_truncated)
+        return [
+            SegmentRange(
+                self._store,
+                ref.name,
+                item.segment.number,
+                item.start,
+                item.end,
+                ref.id,
+                item.segment.bytes * (item.end - item.start) // max(1, item.segment.tail - item.segment.head),
+                item.segment.keys,
+            )
+            for item in found
+        ]
+
+    def chunks(self, start: Place = None, end: Place = None) -> list[ChunkRange]:
+        """The long-term Parquet files that hold what lies between two places, as far as it is in any.
+
+        Upkeep may put larger ones in their place at any time; the old ones are then collected as garbage.
+        """
+        ref = self._check_events()
+        return list_chunks(self._store._engine, ref, start, end)
 
     def to_arrow(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> pa.Table:
         """What lies between two places as one table; by default the schema's columns with `_key, _time, _segment, _number`."""
         ref = self._check_events()
         names = check_columns(ref, columns)
-        batches = reading.read_batches(self._store._engine, ref, start, end)
+        batches = reading.read_batches(self._store._engine, ref, start, end, names)
         return pa.Table.from_batches((batch.to_arrow(names) for batch in batches), schema=batch_schema(ref, names))
 
     def _check_events(self) -> StreamRef:

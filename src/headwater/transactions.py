@@ -74,6 +74,7 @@ class TransactionInfo(NamedTuple):
     expires: datetime
     ended: datetime | None
     streams: tuple[str, ...]
+    marker: Marker | None = None
 
 
 class Commit(NamedTuple):
@@ -212,7 +213,7 @@ class Transaction:
         """Make the transaction known to the catalog. A short one never is before its commit: that saves it a round trip."""
         if not self._is_begun:
             self._check_age()
-            self._engine.write_once(transactions.begin, self._id, self._lease_us, self._age_us, self._marker)
+            self._engine.write_once(transactions.begin, self._id, self._lease_us, self._age_us, self._marker, self._open_us)
             self._is_begun = True
             failpoints.reach("txn.begun")
             if self._auto_renew:
@@ -225,7 +226,11 @@ class Transaction:
     @property
     def _age_us(self) -> int:
         """How much of the lease was used before the catalog knew of it; nothing, if the handle renews it."""
-        return 0 if self._auto_renew else int((clock.monotonic() - self._made_at) * 1_000_000)
+        return 0 if self._auto_renew else self._open_us
+
+    @property
+    def _open_us(self) -> int:
+        return int((clock.monotonic() - self._made_at) * 1_000_000)
 
     def _check_age(self) -> None:
         if not self._is_begun and self._age_us > self._lease_us:
@@ -293,6 +298,17 @@ class Transaction:
             self._updated.add(stream.id)
             self._states.append((stream, append, expected))
             self._grow(append.length)
+
+    def adopt(self, ids: Sequence[str]) -> None:
+        """Take over what other open transactions staged, in this order, behind what this one has so far. They end; this one commits it.
+
+        For work that is staged in parallel, where only some of the attempts shall count. TransactionEndedError if one ended before.
+        """
+        with self._lock:
+            self.flush()
+            if ids:
+                self._given += 1
+                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, list(ids)))
 
     def commit_reader(self, reader: Reader) -> None:
         """Commit a manual reader's position as of now together with the rest; an abort takes the reader back to its last durable one."""
@@ -371,6 +387,8 @@ class Transaction:
         try:
             return call()
         except TransactionEndedError as error:
+            if error.facts.get("id", self._id) != self._id:
+                raise  # Another one, which this one was to adopt.
             if error.facts.get("state") == transactions.COMMITTED:
                 self._end(TransactionStatus.COMMITTED, is_whole=not self._unstaged_readers)
             else:
@@ -474,7 +492,7 @@ class Transaction:
             age_us = 0 if self._is_begun else self._age_us
             self._is_asked = True
             try:
-                return self._engine.write_once(commits.commit, self._id, batch, self._marker, self._lease_us, age_us, caller)
+                return self._engine.write_once(commits.commit, self._id, batch, self._marker, self._lease_us, age_us, caller, self._open_us)
             except ScaledMeanwhile:
                 continue
             except RouteStale:

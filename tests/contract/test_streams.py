@@ -186,24 +186,6 @@ def test_a_stream_that_is_not_there_is_not_found(store: hw.Store) -> None:
             call()
 
 
-@pytest.mark.parametrize("policy", [{"scaling": hw.Scaling.by_event_rate(10)}, {"scaling": hw.Scaling.by_data_rate(10)}])
-def test_scaling_by_rate_is_refused_until_it_is_built(store: hw.Store, stream: hw.Stream, policy: Any) -> None:
-    for call in (lambda: store.create_stream("a/new", **policy), lambda: stream.update(**policy)):
-        with pytest.raises(hw.InvalidRequestError, match="scaling by rate is not built yet"):
-            call()
-    assert store.streams() == ["a/x"]
-
-
-@pytest.mark.parametrize(
-    "retention", [hw.Retention.by_size(10), hw.Retention.by_time(timedelta(1)), hw.Retention.by_consumption(["g"])], ids=lambda r: r.kind
-)
-def test_retention_other_than_forever_is_refused_until_it_is_built(store: hw.Store, stream: hw.Stream, retention: hw.Retention) -> None:
-    for call in (lambda: store.create_stream("a/new", retention=retention), lambda: stream.update(retention=retention)):
-        with pytest.raises(hw.InvalidRequestError, match="retention other than forever is not built yet"):
-            call()
-    assert store.streams() == ["a/x"]
-
-
 # Changing.
 
 

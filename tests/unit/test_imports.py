@@ -31,7 +31,7 @@ STRANGERS: tuple[frozenset[str], ...] = (frozenset({"catalog", "storage"}),)
 #: Above all rows: they use what `import headwater` gives, themselves, and the public modules named here.
 EDGES: dict[str, tuple[str, ...]] = {
     "journal": (),
-    "ingest": (),
+    "ingest": ("errors", "model"),
     "spark": (),
     "server": (),
     "cli": ("errors", "model", "check", "journal", "ingest", "spark", "server"),

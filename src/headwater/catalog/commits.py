@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     repeated: bool
 
 
-def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, age_us: int, by: str) -> Outcome:
+def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, age_us: int, by: str, open_us: int = 0) -> Outcome:
     """Commit what is staged together with `batch`. Given again by the same caller (`by`), it answers the same.
 
     RollNeeded if a staged segment was split meanwhile; ConflictError and its kind if a condition does not hold: then it is aborted.
@@ -63,7 +63,7 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
     looks = [segments.opened(stream) for stream in wanted]
     # All that a transaction needs which was never staged, in one round trip; its commit is the second.
     held = [_lock_marker(marker.owner)] if marker is not None else []
-    new, *answers = tx.run_all([begun(id, lease_us, age_us, marker), *held, *locks, *looks])
+    new, *answers = tx.run_all([begun(id, lease_us, age_us, marker, open_us), *held, *locks, *looks])
     answers = answers[len(held) :]
     if not new or new[0][0]:
         earlier, marker, batch = _look_again(tx, id, batch, marker, by)
@@ -199,6 +199,12 @@ def _check_marker(tx: Tx, marker: Marker | None) -> Outcome | None:
     )
 
 
+def find_marker(tx: Tx, owner: str) -> Marker | None:
+    """The last one that was committed for an owner."""
+    rows = tx.run("SELECT owner, sequence, fingerprint FROM marker WHERE owner = ? AND sequence > ?", (owner, _NO_SEQUENCE))
+    return Marker(*rows[0]) if rows else None
+
+
 def _lock_marker(owner: str) -> Statement:
     return "SELECT sequence, fingerprint, txn, result FROM marker WHERE owner = ? FOR UPDATE", (owner,)
 
@@ -277,13 +283,18 @@ def _apply(
         if number in tails[stream]:
             tails[stream][number] = target.tail
     dumped = {str(stream): {str(number): tail for number, tail in found.items()} for stream, found in tails.items()}
-    tx.defer(
-        "UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(json.dumps({"tails": dumped, "by": by}), id)]
-    )
+    added: dict[int, dict[int, int]] = {}
+    for stream, segment, events in [*(row[:3] for row in staged), *((s.stream, s.append.segment, s.append.count) for s in batch.appends)]:
+        number = used[stream, segment].number
+        found = added.setdefault(stream, {})
+        found[number] = found.get(number, 0) + events
+    result = json.dumps({"tails": dumped, "by": by, "added": added})
+    tx.defer("UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(result, id)])
     if marker is not None:
         tx.defer(
-            "INSERT INTO marker (owner, sequence, fingerprint, txn, result) VALUES (?, ?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET "
-            "sequence = excluded.sequence, fingerprint = excluded.fingerprint, txn = excluded.txn, result = excluded.result",
+            "INSERT INTO marker (owner, sequence, fingerprint, txn, result, committed_at) VALUES (?, ?, ?, ?, ?, now_us()) "
+            "ON CONFLICT (owner) DO UPDATE SET sequence = excluded.sequence, fingerprint = excluded.fingerprint, txn = excluded.txn, "
+            "result = excluded.result, committed_at = excluded.committed_at",
             [(marker.owner, marker.sequence, marker.fingerprint, id, json.dumps(dumped))],
         )
     return Outcome(id, tails, False)

@@ -204,9 +204,16 @@ def _load(text: str) -> list[PartResult]:
     ]
 
 
+#: What an extent is: a block as it was appended, a Parquet chunk, or raw bytes in a chunk.
+BLOCK, PARQUET, RAW = 0, 1, 2
+
+
 @dataclass(slots=True)
 class Extent:
-    """Numbers [first, first + count) of a log, and where their block is: `data` if inline, else `length` bytes of object `key`."""
+    """Numbers [first, first + count) of a log, and where they are: `data` if inline, else `length` bytes of object `key`.
+
+    A chunk (`form` above 0) also has its bytes before compression, and when its last event was appended.
+    """
 
     first: int
     count: int
@@ -217,16 +224,25 @@ class Extent:
     object: int | None
     key: str | None
     data: bytes | None
+    form: int = BLOCK
+    raw: int | None = None
+    last_at: int | None = None
 
     @property
     def end(self) -> int:
         return self.first + self.count
 
+    @property
+    def bytes(self) -> int:
+        """Its size as it was appended."""
+        return self.length if self.raw is None else self.raw
+
 
 def plan(database: Database, log: int, start: int, end: int, limit: int) -> list[Extent]:
     """The extents that hold numbers [start, end) of a log, in order; at most `limit` of them. One statement, so one consistent look."""
     rows = database.query(
-        "SELECT e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data FROM extent e "
+        "SELECT e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data, e.form, e.raw, e.last_at "
+        "FROM extent e "
         "LEFT JOIN object o ON o.id = e.object LEFT JOIN inline_block b ON e.object IS NULL AND b.log = e.log AND b.first = e.first "
         "WHERE e.log = ? AND e.first >= COALESCE((SELECT max(first) FROM extent WHERE log = ? AND first <= ?), ?) "
         "AND e.first < ? AND e.first + e.count > ? ORDER BY e.first LIMIT ?",
@@ -235,36 +251,55 @@ def plan(database: Database, log: int, start: int, end: int, limit: int) -> list
     return [Extent(*row) for row in rows]
 
 
-def find_number_at(tx: Tx, row: SegmentRow, time_us: int) -> int:
+class InChunk(NamedTuple):
+    """The answer lies in the chunk that holds this number of a log: only its own times can tell."""
+
+    log: int
+    number: int
+
+
+def find_number_at(tx: Tx, row: SegmentRow, time_us: int) -> int | InChunk:
     """The first readable number of a segment appended at `time_us` or later, else its tail."""
     for log, first, until in list_pieces(tx, row):
         end = min(until, row.tail)
         found = _search_time(tx, log, max(first, row.head), end, time_us)
-        if found < end:
+        if isinstance(found, InChunk) or found < end:
             return found
     return row.tail
 
 
-def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int:
+def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int | InChunk:
     # Times don't decrease along a log, so this is a binary search.
     low, high = head, tail
     while low < high:
         middle = (low + high) // 2
-        row = tx.run(
-            "SELECT first, count, appended_at FROM extent WHERE log = ? AND first <= ? ORDER BY first DESC LIMIT 1", (log, middle)
+        first, count, appended_at, last_at, form = tx.run(
+            "SELECT first, count, appended_at, COALESCE(last_at, appended_at), form FROM extent WHERE log = ? AND first <= ? "
+            "ORDER BY first DESC LIMIT 1",
+            (log, middle),
         )[0]
-        if row[2] >= time_us:
-            high = max(row[0], head)
+        if last_at < time_us:
+            low = first + count
+        elif appended_at >= time_us or form == RAW:
+            # Raw bytes have no times of their own: the start of their extent is the place.
+            high = max(first, head)
         else:
-            low = row[0] + row[1]
+            return InChunk(log, middle)
     return min(low, tail)
 
 
 def find_append_time(tx: Tx, row: SegmentRow, number: int) -> int | None:
-    """When an event was appended."""
+    """About when an event was appended: in a chunk, as if its events had come evenly."""
     log, _ = find_piece(tx, row, number)
-    rows = tx.run("SELECT appended_at FROM extent WHERE log = ? AND first <= ? ORDER BY first DESC LIMIT 1", (log, number))
-    return int(rows[0][0]) if rows else None
+    rows = tx.run(
+        "SELECT first, count, appended_at, COALESCE(last_at, appended_at) FROM extent WHERE log = ? AND first <= ? "
+        "ORDER BY first DESC LIMIT 1",
+        (log, number),
+    )
+    if not rows:
+        return None
+    first, count, appended_at, last_at = rows[0]
+    return int(appended_at + (last_at - appended_at) * (number - first) // count)
 
 
 _END = 1 << 62
@@ -282,7 +317,9 @@ def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:
             ends = (log, rows[0][0], rows[-1][0])
             tx.run("DELETE FROM inline_block WHERE log = ? AND first BETWEEN ? AND ?", ends)
             # Another process may delete the same ones: each counts what it deleted.
-            freed = tx.run("DELETE FROM extent WHERE log = ? AND first BETWEEN ? AND ? RETURNING length", ends)
+            # A chunk that took their place meanwhile may reach further, and stays.
+            sql = "DELETE FROM extent WHERE log = ? AND first BETWEEN ? AND ? AND first + count <= ? RETURNING COALESCE(raw, length)"
+            freed = tx.run(sql, (*ends, end))
             tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[0] for row in freed), log))
             gone += len(rows)
         if gone >= limit:
@@ -323,6 +360,8 @@ def delete_dead_extents(tx: Tx, limit: int) -> int:
             break
         if not tx.run("SELECT 1 FROM extent WHERE log = ? LIMIT 1", (log,)):
             tx.run("DELETE FROM dead_log WHERE log = ?", (log,))
+            tx.run("DELETE FROM tier WHERE log = ?", (log,))
+            tx.run("DELETE FROM inline_block WHERE log = ?", (log,))
             gone += 1
     return gone
 

@@ -70,6 +70,8 @@ CREATE TABLE segment (
 );
 
 -- Numbers [first, first + count) of a log, in one block: inline, or `length` bytes at `position` of an object.
+-- `form` 0: a block as it was appended; 1: a Parquet chunk, the object as a whole, `crc` being its footer's; 2: raw bytes in a chunk.
+-- Chunks also have `raw`, the bytes before compression, and `last_at`, when their last event was appended; `appended_at` is their first's.
 CREATE TABLE extent (
     log BIGINT NOT NULL,
     first BIGINT NOT NULL,
@@ -79,6 +81,9 @@ CREATE TABLE extent (
     appended_at BIGINT NOT NULL,
     object BIGINT,
     position BIGINT NOT NULL,
+    form INTEGER NOT NULL DEFAULT 0,
+    raw BIGINT,
+    last_at BIGINT,
     PRIMARY KEY (log, first)
 ) CLUSTERED;
 
@@ -171,7 +176,8 @@ CREATE TABLE marker (
     sequence BIGINT NOT NULL,
     fingerprint TEXT,
     txn TEXT NOT NULL,
-    result TEXT NOT NULL
+    result TEXT NOT NULL,
+    committed_at BIGINT NOT NULL DEFAULT 0
 );
 
 -- The present entries of tables. A table is a stream of its changes; an entry's version is the number of its change, plus one.
@@ -249,12 +255,13 @@ CREATE TABLE base (
 );
 CREATE INDEX base_by_source ON base (source);
 
--- Named cuts, with the head at the time, and the numbers they keep readable.
+-- Named cuts, with the head at the time, and the numbers they keep readable. One that expires is a reader's hold.
 CREATE TABLE tag (
     name TEXT PRIMARY KEY,
     cut TEXT NOT NULL,
     head TEXT NOT NULL,
-    created_at BIGINT NOT NULL
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT
 );
 
 CREATE TABLE pin (
@@ -266,3 +273,43 @@ CREATE TABLE pin (
     PRIMARY KEY (tag, stream, segment)
 );
 CREATE INDEX pin_by_segment ON pin (stream, segment);
+
+-- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
+CREATE TABLE tier (
+    log BIGINT PRIMARY KEY,
+    until BIGINT NOT NULL,
+    small BIGINT NOT NULL
+);
+
+-- Who does the upkeep: a session, until its lease runs out. One taken by hand goes over one of the background.
+CREATE TABLE lease (
+    name TEXT PRIMARY KEY,
+    session BIGINT NOT NULL,
+    holder TEXT NOT NULL,
+    by_hand INTEGER NOT NULL,
+    expires_at BIGINT NOT NULL
+);
+
+-- What is known of the load of a stream that scales by rate, as of its last sample: see model/load.py.
+CREATE TABLE stream_load (
+    stream BIGINT PRIMARY KEY REFERENCES stream (id),
+    sampled_at BIGINT NOT NULL,
+    state TEXT NOT NULL
+);
+
+-- Its rates by key range: a row for a minute with load, fewer of older ones.
+CREATE TABLE load_history (
+    stream BIGINT NOT NULL REFERENCES stream (id),
+    at BIGINT NOT NULL,
+    rates TEXT NOT NULL,
+    PRIMARY KEY (stream, at)
+);
+
+-- The epochs that scaling by rate made, the last ones, and why.
+CREATE TABLE scale_event (
+    stream BIGINT NOT NULL REFERENCES stream (id),
+    epoch BIGINT NOT NULL,
+    at BIGINT NOT NULL,
+    changes TEXT NOT NULL,
+    PRIMARY KEY (stream, epoch)
+);

@@ -30,3 +30,8 @@ def fence_expired_sessions(tx: Tx, lease_us: int) -> list[int]:
     """Fence every session that was not renewed for this long. A wrong guess costs its process a retry, never data."""
     rows = tx.run("UPDATE session SET live = 0 WHERE live = 1 AND renewed_at < now_us() - ? RETURNING id", (lease_us,))
     return sorted(int(row[0]) for row in rows)
+
+
+def has_expired(tx: Tx, lease_us: int) -> bool:
+    """Whether `fence_expired_sessions` would fence any."""
+    return bool(tx.run("SELECT 1 FROM session WHERE live = 1 AND renewed_at < now_us() - ? LIMIT 1", (lease_us,)))

@@ -12,6 +12,7 @@ from headwater.catalog.segments import insert_segments
 from headwater.errors import AlreadyExistsError, ConflictError, InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
+from headwater.model.policies import Retention
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,12 @@ def list_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection
     return [f"{row[0]}/{row[1]}" for row in sorted(tx.run(sql, values))]
 
 
+def list_retained(tx: Tx) -> list[StreamRow]:
+    """The streams that don't keep everything for ever."""
+    rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE retention <> ? ORDER BY id", (Retention.forever().to_json(),))
+    return [StreamRow(*row) for row in rows]
+
+
 def list_labels(tx: Tx, stream: int) -> tuple[str, ...]:
     return tuple(row[0] for row in tx.run("SELECT label FROM stream_label WHERE stream = ? ORDER BY label", (stream,)))
 
@@ -195,6 +202,9 @@ def seal_stream(tx: Tx, stream: int) -> None:
     tx.run("UPDATE segment SET sealed_epoch = ?, sealed_at = now_us() WHERE stream = ? AND sealed_epoch IS NULL", (row.epoch + 1, stream))
 
 
+_LOAD_TABLES = ("stream_load", "load_history", "scale_event")
+
+
 def delete_stream(tx: Tx, stream: int) -> None:
     """Delete a sealed stream. Its extents go later, in slices."""
     row = lock_stream(tx, stream)
@@ -205,7 +215,7 @@ def delete_stream(tx: Tx, stream: int) -> None:
         raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
     tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
     tx.run("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,))
-    for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark"):
+    for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
         tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     tx.run("DELETE FROM stream WHERE id = ?", (stream,))
 

@@ -21,7 +21,22 @@ def insert_tag(tx: Tx, name: str, cut: str, head: str, pins: list[tuple[int, int
 
 def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
     """(name, cut, head then)."""
-    return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag ORDER BY name")]
+    return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag WHERE expires_at IS NULL ORDER BY name")]
+
+
+def set_expiry(tx: Tx, name: str, lease_us: int) -> None:
+    """Make a tag a hold, which ends by itself."""
+    tx.run("UPDATE tag SET expires_at = now_us() + ? WHERE name = ?", (lease_us, name))
+
+
+def has_expired(tx: Tx) -> bool:
+    return bool(tx.run("SELECT 1 FROM tag WHERE expires_at < now_us() LIMIT 1"))
+
+
+def delete_expired(tx: Tx) -> None:
+    """Forget the holds of readers that did not renew them."""
+    for (name,) in tx.run("SELECT name FROM tag WHERE expires_at < now_us() ORDER BY name"):
+        delete_tag(tx, name)
 
 
 def delete_tag(tx: Tx, name: str) -> bool:
@@ -46,4 +61,10 @@ def get_pins(tx: Tx, stream: int) -> Pins:
 
 
 def find_tags_of(tx: Tx, stream: int) -> list[str]:
-    return [row[0] for row in tx.run("SELECT DISTINCT tag FROM pin WHERE stream = ? ORDER BY tag", (stream,))]
+    return [
+        row[0]
+        for row in tx.run(
+            "SELECT DISTINCT p.tag FROM pin p JOIN tag t ON t.name = p.tag WHERE p.stream = ? AND t.expires_at IS NULL ORDER BY p.tag",
+            (stream,),
+        )
+    ]

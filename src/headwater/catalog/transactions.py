@@ -54,17 +54,18 @@ class Batch:
         return not self.appends and not self.changes
 
 
-def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None) -> bool:
-    """Insert the transaction, whose lease began `age_us` ago; False if it is there already."""
-    return bool(tx.run(*begun(id, lease_us, age_us, marker)))
+def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None, open_us: int = 0) -> bool:
+    """Insert the transaction, which began `open_us` ago and its lease `age_us` ago; False if it is there already."""
+    return bool(tx.run(*begun(id, lease_us, age_us, marker, open_us)))
 
 
-def begun(id: str, lease_us: int, age_us: int, marker: Marker | None) -> Statement:
+def begun(id: str, lease_us: int, age_us: int, marker: Marker | None, open_us: int) -> Statement:
     sql = (
         "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal, marker_owner, marker_sequence, marker_fingerprint) "
-        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING expires_at < now_us(), now_us()"
+        "VALUES (?, 'open', now_us() - ?, ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING "
+        "RETURNING expires_at < now_us(), now_us()"
     )
-    return sql, (id, lease_us, lease_us - age_us, *(marker or (None, None, None)))
+    return sql, (id, open_us, lease_us, lease_us - age_us, *(marker or (None, None, None)))
 
 
 def renew(tx: Tx, id: str) -> None:
@@ -97,6 +98,11 @@ def find_state(tx: Tx, id: str) -> str | None:
     if not rows:
         raise NotFoundError(f"there is no transaction {id}")
     return None if rows[0][0] in (OPEN, COMMITTING) and rows[0][1] else str(rows[0][0])
+
+
+def find_unknown(tx: Tx, ids: Sequence[str]) -> list[str]:
+    """Those of these ids that no transaction has."""
+    return [id for id in ids if not tx.run("SELECT 1 FROM txn WHERE id = ?", (id,))]
 
 
 def stage(tx: Tx, id: str, batch: Batch) -> None:
@@ -150,6 +156,31 @@ def with_object(tx: Tx, batch: Batch) -> Batch:
     return batch
 
 
+def adopt(tx: Tx, id: str, others: Sequence[str]) -> None:
+    """Move what other open transactions staged behind what this one has, in the given order; they end, with nothing. Given again: once."""
+    marks = ", ".join("?" * (len(others) + 1))
+    sql = f"SELECT id, state, expires_at < now_us(), next_ordinal, result FROM txn WHERE id IN ({marks}) ORDER BY id FOR UPDATE"
+    rows = {row[0]: row[1:] for row in tx.run(sql, (id, *others))}
+    state, expired, behind, _ = rows[id]
+    if state != OPEN or expired:
+        raise _ended(id, get_state(tx, id))
+    outcome = json.dumps({"reason": f"{id} took over what it staged", "kind": "", "adopted_by": id})
+    for other in others:
+        if other not in rows:
+            raise NotFoundError(f"there is no transaction {other}")
+        state, expired, length, result = rows[other]
+        if state == ABORTED and result == outcome:
+            continue
+        if state != OPEN or expired:
+            raise _ended(other, get_state(tx, other))
+        tx.run("DELETE FROM txn_change WHERE txn = ? AND ordinal < 0", (other,))
+        tx.run("UPDATE txn_change SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
+        tx.run("UPDATE txn_extent SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
+        tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (outcome, other))
+        behind += length
+    tx.run("UPDATE txn SET next_ordinal = ? WHERE id = ?", (behind, id))
+
+
 def abort(tx: Tx, id: str, lease_us: int) -> None:
     """Drop all that was staged. Aborting again changes nothing; a committed one raises."""
     # If a commit of it is still under way somewhere, this waits for it; if it never was known, it is now, as aborted.
@@ -159,6 +190,11 @@ def abort(tx: Tx, id: str, lease_us: int) -> None:
         raise _ended(id, state)
     if state != ABORTED:
         drop(tx, [id], "it was aborted")
+
+
+def has_expired(tx: Tx) -> bool:
+    """Whether `abort_expired` would abort any."""
+    return bool(tx.run("SELECT 1 FROM txn WHERE state IN ('open', 'committing') AND expires_at < now_us() LIMIT 1"))
 
 
 def abort_expired(tx: Tx) -> list[str]:
@@ -202,24 +238,27 @@ class TransactionRow(NamedTuple):
     expires_at: int
     ended_at: int | None
     streams: tuple[str, ...]
+    marker: Marker | None
 
 
 def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRow]:
     """The newest transactions first."""
     where = "WHERE state IN ('open', 'committing')" if only_open else ""
-    rows = tx.run(f"SELECT id, state, begun_at, expires_at, ended_at, result FROM txn {where} ORDER BY begun_at DESC LIMIT ?", (limit,))
+    columns = "id, state, begun_at, expires_at, ended_at, result, marker_owner, marker_sequence, marker_fingerprint"
+    rows = tx.run(f"SELECT {columns} FROM txn {where} ORDER BY begun_at DESC LIMIT ?", (limit,))
     found = []
-    for id, state, begun_at, expires_at, ended_at, result in rows:
+    for id, state, begun_at, expires_at, ended_at, result, *fields in rows:
         staged = {row[0] for row in tx.run("SELECT DISTINCT stream FROM txn_extent WHERE txn = ?", (id,))}
         written = set(load_tails(json.loads(result)["tails"])) if state == COMMITTED else set()
         names = [tx.run("SELECT scope, name FROM stream WHERE id = ?", (stream,)) for stream in sorted(staged | written)]
         streams = tuple(f"{name[0][0]}/{name[0][1]}" for name in names if name)
-        found.append(TransactionRow(id, state, begun_at, expires_at, ended_at, streams))
+        marker = Marker(*fields) if fields[0] is not None else None
+        found.append(TransactionRow(id, state, begun_at, expires_at, ended_at, streams, marker))
     return found
 
 
 def _ended(id: str, state: str) -> TransactionEndedError:
-    return TransactionEndedError(f"transaction {id} is {state} already", state=state)
+    return TransactionEndedError(f"transaction {id} is {state} already", state=state, id=id)
 
 
 def load_tails(tails: dict[str, dict[str, int]]) -> dict[int, dict[int, int]]:

@@ -9,7 +9,7 @@ import google_crc32c
 import pyarrow as pa
 
 from headwater.catalog import extents, segments, tags
-from headwater.catalog.extents import Extent
+from headwater.catalog.extents import PARQUET, Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.check.report import CheckReport, Problem
 from headwater.errors import CorruptDataError, UnavailableError
@@ -99,7 +99,7 @@ class SegmentCheck:
                     self._add("overlap", f"{self._unit} {extent.first}-{at - 1} are in two blocks")
                 if extent.appended_at < appended_at:
                     self._add("counter", f"the block at event {extent.first} was appended before the one in front of it, says the catalog")
-                appended_at = max(appended_at, extent.appended_at)
+                appended_at = max(appended_at, extent.last_at or extent.appended_at)
                 at = max(at, extent.end)
             if at > end == self._row.tail and log == self._row.log and self._find_row() == self._row:
                 self._add("overlap", f"its tail is {end}, but its last block goes on to {at}")
@@ -140,6 +140,9 @@ class SegmentCheck:
             if extent.key is None:
                 key = _key_of(extent.object, self._engine.storage.local)
                 self._add_lost(extent, "dangling", key, f"the catalog has no row for the object {key} that it names")
+                continue
+            if extent.form == PARQUET:
+                self._check_chunk(extent, extent.key)
                 continue
             if group and (extent.key != group[0].key or size + extent.length > _FETCH_BYTES):
                 self._check_group(group)
@@ -183,6 +186,24 @@ class SegmentCheck:
         for extent, data in zip(group, buffers, strict=True):
             self._check_block(extent, pa.py_buffer(data), key)
 
+    def _check_chunk(self, extent: Extent, key: str) -> None:
+        """Read all of a Parquet chunk: its footer's checksum, every page's, the numbers and as many events as the catalog says."""
+        try:
+            if not self._objects.has(key):
+                raise CorruptDataError(f"{key} is missing", object=key, missing=True)
+            file = self._engine.chunks.open(extent)
+            for group in file.row_groups(extent.first, extent.end):
+                chunk, _ = file.read(self._engine.storage, group.places, None)
+                chunk.columns.validate(full=True)
+                file.check_numbers(self._engine.storage, group.places)
+        except CorruptDataError as error:
+            kind = "missing" if error.facts.get("missing") else "damaged"
+            self._add_lost(extent, kind, key, error.message)
+        except UnavailableError as error:
+            self._add_lost(extent, "unreadable", key, error.message)
+        except pa.ArrowException as error:
+            self._add_lost(extent, "damaged", key, f"{key} can't be decoded: {error}")
+
     def _check_block(self, extent: Extent, data: pa.Buffer, name: str) -> None:
         try:
             if data.size != extent.length:
@@ -213,7 +234,7 @@ class SegmentCheck:
     def _check_counters(self) -> None:
         """What the segment's row says of its own log, in one look."""
         rows = self._engine.database.query(
-            "SELECT s.bytes, (SELECT COALESCE(sum(e.length), 0) FROM extent e WHERE e.log = s.log), "
+            "SELECT s.bytes, (SELECT COALESCE(sum(COALESCE(e.raw, e.length)), 0) FROM extent e WHERE e.log = s.log), "
             "(SELECT min(e.first) FROM extent e WHERE e.log = s.log AND e.first >= s.tail) FROM segment s WHERE s.log = ?",
             (self._row.log,),
         )

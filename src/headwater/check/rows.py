@@ -88,8 +88,8 @@ def _find_inline_without_extent(database: Database) -> Iterator[Problem]:
     while rows := database.query(
         "SELECT b.log, b.first, e.log, s.stream, s.number, st.scope, st.name FROM inline_block b "
         "LEFT JOIN extent e ON e.log = b.log AND e.first = b.first AND e.object IS NULL "
-        "LEFT JOIN segment s ON s.log = b.log LEFT JOIN stream st ON st.id = s.stream "
-        "WHERE (b.log, b.first) > (?, ?) ORDER BY b.log, b.first LIMIT ?",
+        "LEFT JOIN segment s ON s.log = b.log LEFT JOIN stream st ON st.id = s.stream LEFT JOIN tier t ON t.log = b.log "
+        "WHERE (b.log, b.first) > (?, ?) AND b.first >= COALESCE(t.until, 0) ORDER BY b.log, b.first LIMIT ?",
         (log, first, _SLICE_ROWS),
     ):
         log, first = rows[-1][:2]

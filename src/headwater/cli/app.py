@@ -113,7 +113,7 @@ class Target:
         self.options = options
         self.json = json
 
-    def open(self, *, create: bool = False) -> hw.Store:
+    def open(self, *, create: bool = False, upkeep: bool = True) -> hw.Store:
         """Open it, once for the command: leaving the `with` block stores what was given."""
         if not self.url:
             raise click.UsageError("which store? Give --store PATH, or set HEADWATER_STORE", click.get_current_context())
@@ -122,7 +122,7 @@ class Target:
             if not name or not equals:
                 raise click.BadParameter(f"{name!r} is not of the form NAME=VALUE", param_hint="--storage-option")
         options = {name: value for name, _, value in pairs}
-        return hw.open(self.url, catalog=self.catalog, create=create, upkeep=False, storage_options=options or None)
+        return hw.open(self.url, catalog=self.catalog, create=create, upkeep=upkeep, storage_options=options or None)
 
 
 def with_store(function: Callable[..., Any]) -> Callable[..., Any]:

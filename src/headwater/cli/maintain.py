@@ -6,11 +6,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from headwater import check
+from headwater import UpkeepReport, check
 from headwater.cli.app import FAILED, OK, Target, with_store
 from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, size
@@ -23,26 +24,43 @@ _SHOWN_UNUSED = 10
 @click.option("--every", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="SECONDS", help="Between two rounds.")
 @with_store
 def upkeep_command(target: Target, once: bool, every: float) -> None:
-    """Do the store's housekeeping, once or until Ctrl-C: fence sessions of dead processes, free what was truncated or deleted."""
+    """Do the store's housekeeping, once or until Ctrl-C: tier to Parquet, scale, retain, time out, collect garbage."""
     interrupts.end_well()
-    with target.open() as store:
+    with target.open(upkeep=False) as store:
         while True:
             report = store.run_upkeep()
             if target.json:
-                emit({"sessions_fenced": report.sessions_fenced, "rows_deleted": report.rows_deleted})
-            elif once or report.sessions_fenced or report.rows_deleted:
-                console().print(f"{report.sessions_fenced:,} sessions fenced, {report.rows_deleted:,} rows deleted")
+                emit(asdict(report))
+            elif once or _what_was_done(report):
+                console().print(_what_was_done(report) or "nothing to do")
+                for problem in report.problems:
+                    console(stderr=True).print(f"problem: {problem}")
             sys.stdout.flush()
             if once:
                 return
             time.sleep(every)
 
 
+def _what_was_done(report: UpkeepReport) -> str:
+    counts = {
+        f"{report.events_tiered:,} events tiered ({size(report.bytes_tiered)} to {size(report.bytes_stored)})": report.events_tiered,
+        f"{report.chunks_compacted:,} chunks compacted": report.chunks_compacted,
+        f"{report.segments_split:,} segments split": report.segments_split,
+        f"{report.segments_merged:,} segments merged": report.segments_merged,
+        f"{report.streams_truncated:,} streams truncated": report.streams_truncated,
+        f"{report.transactions_aborted:,} transactions timed out": report.transactions_aborted,
+        f"{report.sessions_fenced:,} sessions fenced": report.sessions_fenced,
+        f"{report.rows_deleted:,} rows deleted": report.rows_deleted,
+        f"{report.objects_deleted:,} objects deleted": report.objects_deleted,
+    }
+    return ", ".join(text for text, count in counts.items() if count)
+
+
 @click.command("check")
 @with_store
 def check_command(target: Target) -> int:
     """Verify every block and row of a store. Ends with 1 if anything is damaged, and says what."""
-    with target.open() as store, _progress(target) as on_progress:
+    with target.open(upkeep=False) as store, _progress(target) as on_progress:
         report = check.check_store(store, on_progress)
     if target.json:
         emit(report.to_json())

@@ -48,3 +48,18 @@ SESSION_SECONDS: Final = 60.0
 SLICE_ROWS: Final = 2000
 #: Open segments of one stream.
 OPEN_SEGMENTS: Final = 10_000
+#: Upkeep tiers a log's blocks when they are this many bytes or extents, this old, or sealed; and at most this much in one chunk.
+TIER_BYTES: Final = 64 * MIB
+TIER_EXTENTS: Final = 1000
+TIER_SECONDS: Final = 300.0
+CHUNK_BYTES: Final = 128 * MIB
+#: Extents swapped for one chunk under one lock.
+CHUNK_EXTENTS: Final = 2000
+#: So many chunks of about one size, side by side, are made one.
+COMPACT_CHUNKS: Final = 8
+#: The upkeep's lease, and how long a store is open before its background thread asks for it.
+LEASE_SECONDS: Final = 6.0
+UPKEEP_DELAY_SECONDS: Final = 5.0
+#: Finished transactions and fenced sessions are kept this long, the markers of pipelines that committed nothing since this long.
+KEPT_SECONDS: Final = 7 * 86400.0
+MARKER_SECONDS: Final = 365 * 86400.0

@@ -50,6 +50,8 @@ class Scaling:
         _at_least("a target rate", target, 1)
         _at_least("factor", factor, 2)
         _at_least("min_segments", min_segments, 1)
+        if min_segments > OPEN_SEGMENTS:
+            raise InvalidRequestError(f"a stream may have {OPEN_SEGMENTS:,} open segments, not {min_segments:,}")
         if max_segments is not None:
             _at_least("max_segments", max_segments, min_segments)
         return cls(kind, target, factor, min_segments, max_segments)

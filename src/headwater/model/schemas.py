@@ -69,6 +69,8 @@ def _check_type(name: str, kind: pa.DataType) -> None:
         if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
             return _check_type(f"{name}.item", kind.value_type)
         if pt.is_struct(kind):
+            if not kind.num_fields:
+                raise InvalidRequestError(f"column {name!r}: a struct has at least one field")
             for field in kind:
                 _check_type(f"{name}.{field.name}", field.type)
             return None

@@ -38,6 +38,14 @@ NAMES = (
     "txn.dropped",
     "txn.aborted",
     "txn.expired",
+    "tier.read",
+    "tier.written",
+    "tier.applied",
+    "tier.swapped",
+    "tier.sliced",
+    "garbage.found",
+    "garbage.deleted",
+    "garbage.forgotten",
 )
 
 _armed: dict[str, list[tuple[str, int]]] = {}

@@ -20,6 +20,7 @@ from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
 from headwater.runtime.workers import Workers
+from headwater.segments.chunk import ChunkFiles
 from headwater.storage import Storage
 
 P = ParamSpec("P")
@@ -39,6 +40,7 @@ class Engine:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, int], pa.Schema] = {}
+        self.chunks = ChunkFiles(self.storage)
         self.workers = Workers("headwater-io", 8)
 
     def after_fork(self) -> None:

@@ -1,7 +1,7 @@
-"""Reading segments: plan extents in the catalog, fetch and verify their blocks, hand them out in order.
+"""Reading segments: plan extents in the catalog, fetch and verify their blocks or row groups, hand them out in order.
 
 Numbers are checked to follow each other without a gap, whatever the catalog and storage say. What was truncated under a reader raises
-TruncatedError; what is named and missing is corruption.
+TruncatedError. What is missing was perhaps moved by upkeep, so it is planned again by number; what is still named then is corruption.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from headwater.catalog import segments
-from headwater.catalog.extents import Extent
+from headwater.catalog import segments, tags
+from headwater.catalog.extents import PARQUET, Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.events import Event, events_of
@@ -25,7 +25,8 @@ from headwater.model.positions import Position
 from headwater.model.schemas import METADATA, TIME, python_schema, upgrade
 from headwater.runtime import clock
 from headwater.runtime.workers import Task
-from headwater.segments.block import DecodedBlock, decode, verify
+from headwater.segments.block import Chunk, decode, verify
+from headwater.segments.chunk import RowGroups
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 
@@ -34,18 +35,22 @@ _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
 
 class Batch:
-    """Events of one segment with consecutive numbers, as they lie in one block."""
+    """Events of one segment with consecutive numbers, as they lie in one block or row group.
 
-    __slots__ = ("_block", "_from", "_stream", "appended_at", "count", "first", "segment")
+    `appended` is when they were: one time for a block, one for each event of a row group.
+    """
 
-    def __init__(self, stream: StreamRef, segment: int, extent: Extent, block: DecodedBlock, start: int, end: int) -> None:
+    __slots__ = ("_appended", "_chunk", "_from", "_stream", "appended_at", "count", "first", "segment")
+
+    def __init__(self, stream: StreamRef, segment: int, first: int, chunk: Chunk, appended: int | pa.Array, start: int, end: int) -> None:
         self._stream = stream
-        self._block = block
-        self._from = max(start - extent.first, 0)
+        self._chunk = chunk
+        self._from = max(start - first, 0)
         self.segment = segment
-        self.first = extent.first + self._from
-        self.count = min(end, extent.end) - self.first
-        self.appended_at = extent.appended_at
+        self.first = first + self._from
+        self.count = min(end, first + chunk.count) - self.first
+        self._appended = appended
+        self.appended_at = appended if isinstance(appended, int) else int(appended[self._from].value)
 
     @property
     def end(self) -> int:
@@ -56,7 +61,7 @@ class Batch:
         return self._stream.schema
 
     def time_at(self, index: int) -> datetime:
-        times = self._block.chunk.times
+        times = self._chunk.times
         if times is not None and times[self._from + index].is_valid:
             return clock.to_datetime(times[self._from + index].value)
         return clock.to_datetime(self.appended_at)
@@ -65,29 +70,33 @@ class Batch:
         return Position(self.segment, self.first + index)
 
     def events(self) -> Iterator[Event]:
-        columns = self._columns()
+        columns = upgrade(self._chunk.columns.slice(self._from, self.count), self._stream.schema)
         if self._stream.is_opaque:
             values = columns.column(0).to_pylist()
         else:
             ours = python_schema(self._stream.schema)
             values = (columns if ours is None else columns.cast(ours, safe=False)).to_pylist()
-        keys = self._block.chunk.keys
+        keys = self._chunk.keys
         return events_of(values, self._cut(keys).to_pylist() if keys is not None else None, self)
 
     def to_arrow(self, columns: Sequence[str]) -> pa.RecordBatch:
         """The named columns, of the stream's schema or of METADATA."""
-        data = self._columns()
-        arrays = [self._metadata(name) if name.startswith("_") else data.column(name) for name in columns]
+        arrays = [self._metadata(name) if name.startswith("_") else self._column(name) for name in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=batch_schema(self._stream, columns))
 
-    def _columns(self) -> pa.RecordBatch:
-        return upgrade(self._block.chunk.columns.slice(self._from, self.count), self._stream.schema)
+    def _column(self, name: str) -> pa.Array:
+        kind = self._stream.schema.field(name).type
+        index = self._chunk.columns.schema.get_field_index(name)
+        if index < 0:
+            return pa.nulls(self.count, kind)  # Written before the schema had it.
+        column = self._cut(self._chunk.columns.column(index))
+        return column if column.type.equals(kind) else column.cast(kind)
 
     def _cut(self, array: pa.Array) -> pa.Array:
         return array.slice(self._from, self.count)
 
     def _metadata(self, name: str) -> pa.Array:
-        chunk = self._block.chunk
+        chunk = self._chunk
         if name == "_key":
             return self._cut(chunk.keys) if chunk.keys is not None else pa.nulls(self.count, pa.binary())
         if name == "_number":
@@ -99,7 +108,9 @@ class Batch:
         if name == "_time" and chunk.times is not None:
             times = self._cut(chunk.times)
             return times.fill_null(pa.scalar(self.appended_at, pa.int64()).cast(TIME)) if times.null_count else times
-        return _numbers(np.full(self.count, self.appended_at, dtype=np.int64), TIME)
+        if not isinstance(self._appended, int):
+            return self._cut(self._appended)
+        return _numbers(np.full(self.count, self._appended, dtype=np.int64), TIME)
 
 
 def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
@@ -127,20 +138,26 @@ def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
 
 
 class SegmentCursor:
-    """Reads one segment from a number on, up to `end`, or along its tail if `end` is None."""
+    """Reads one segment from a number on, up to `end`, or along its tail if `end` is None.
 
-    def __init__(self, engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int | None) -> None:
+    `columns` are those its batches will be asked for, so that others are not fetched from chunks; None means all.
+    """
+
+    def __init__(
+        self, engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int | None, columns: Sequence[str] | None = None
+    ) -> None:
         self._engine = engine
         self._stream = stream
         self._row = row
+        self._columns = columns
         self.segment = row.number
         self.number = start
         self.end = end
         self._planned = start
-        self._ready: deque[tuple[Extent, pa.Buffer]] = deque()
-        self._fetching: deque[tuple[list[Extent], Task[list[pa.Buffer]]]] = deque()
+        self._waiting: deque[Extent | RowGroups] = deque()
+        self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]]]] = deque()
         self._fetching_bytes = 0
-        self._extents: deque[Extent] = deque()
+        self._ready: deque[tuple[Extent | RowGroups, Any]] = deque()
 
     @property
     def is_done(self) -> bool:
@@ -152,38 +169,54 @@ class SegmentCursor:
             return self._ready[0][0].appended_at
         if self._fetching:
             return self._fetching[0][0][0].appended_at
-        if not self._extents:
+        if not self._waiting:
             self._plan()
-        return self._extents[0].appended_at if self._extents else None
+        return self._waiting[0].appended_at if self._waiting else None
 
     def next_block(self) -> tuple[Extent, pa.Buffer] | None:
-        """The next extent with its verified bytes; None if there is none now."""
-        if self.is_done:
-            return None
-        if not self._ready:
-            self._fill()
-        if not self._ready:
-            return None
-        extent, data = self._ready.popleft()
-        if not extent.first <= self.number < extent.end:
-            self._explain_gap(extent)
-        self.number = min(extent.end, self.end) if self.end is not None else extent.end
-        return extent, data
-
-    def next_batch(self) -> Batch | None:
-        start = self.number
-        found = self.next_block()
+        """The next extent with its verified bytes; None if there is none now. For streams whose chunks are not Parquet."""
+        found = self._next()
         if found is None:
             return None
-        extent, data = found
-        name = _name(extent)
+        assert isinstance(found[0], Extent)
+        return found[0], found[1]
+
+    def next_batch(self) -> Batch | None:
+        """The next events that lie together; None if there are none now."""
+        start = self.number
+        found = self._next()
+        if found is None:
+            return None
+        item, data = found
+        if isinstance(item, RowGroups):
+            chunk, appended = data
+            self._follow_schema(item.file.schema_version)
+            return Batch(
+                self._stream, self.segment, item.first, chunk, item.appended_at if appended is None else appended, start, self.number
+            )
+        name = _name(item)
         block = decode(data, self._schema, name)
-        if block.chunk.count != extent.count:
-            raise CorruptDataError(f"a block in {name} has {block.chunk.count} events, the catalog says {extent.count}", object=name)
-        if block.schema_version > self._stream.schema_version:
-            # The schema was changed while a follower reads: its events have the newer columns from here on.
-            self._stream = self._stream._replace(schema=self._schema(block.schema_version), schema_version=block.schema_version)
-        return Batch(self._stream, self.segment, extent, block, start, self.number)
+        if block.chunk.count != item.count:
+            raise CorruptDataError(f"a block in {name} has {block.chunk.count} events, the catalog says {item.count}", object=name)
+        self._follow_schema(block.schema_version)
+        return Batch(self._stream, self.segment, item.first, block.chunk, item.appended_at, start, self.number)
+
+    def _next(self) -> tuple[Extent | RowGroups, Any] | None:
+        if self.is_done:
+            return None
+        while not self._ready:
+            if not self._fill():
+                return None
+        item, data = self._ready.popleft()
+        if not item.first <= self.number < item.end:
+            self._explain_gap(item)
+        self.number = min(item.end, self.end) if self.end is not None else item.end
+        return item, data
+
+    def _follow_schema(self, version: int) -> None:
+        # The schema was changed while a follower reads: its events have the newer columns from here on.
+        if version > self._stream.schema_version:
+            self._stream = self._stream._replace(schema=self._schema(version), schema_version=version)
 
     def _schema(self, version: int) -> pa.Schema:
         return self._engine.schema(self._stream.id, version)
@@ -203,50 +236,91 @@ class SegmentCursor:
                 self._explain_gap(extent)
             expected = extent.end
         self._planned = expected
-        self._extents.extend(found)
+        self._waiting.extend(found)
 
-    def _fill(self) -> None:
-        if not self._extents and not self._fetching:
+    def _fill(self) -> bool:
+        """Fetch ahead, then make the next items ready; False if there is nothing now. True without any: try again."""
+        if not self._waiting and not self._fetching:
             self._plan()
-        while self._extents and self._fetching_bytes < PREFETCH_BYTES and (not self._ready or self._extents[0].data is None):
+        while self._waiting and self._fetching_bytes < PREFETCH_BYTES:
+            if not self._open_chunk():
+                return True
             group = self._next_group()
-            if group[0].data is not None:
+            first = group[0]
+            if isinstance(first, Extent) and first.data is not None:
                 # Inline blocks came with the plan. They wait their turn behind what is being fetched.
-                if self._fetching:
-                    self._extents.extendleft(reversed(group))
+                if self._fetching or self._ready:
+                    self._waiting.extendleft(reversed(group))
                     break
-                self._ready.extend((extent, _verified(extent, pa.py_buffer(extent.data), self._stream.kind)) for extent in group)
+                for extent in group:
+                    assert isinstance(extent, Extent)
+                    self._ready.append((extent, _verified(extent, pa.py_buffer(extent.data), self._stream.kind)))
                 continue
             if self._ready:
-                self._extents.extendleft(reversed(group))
+                self._waiting.extendleft(reversed(group))
                 break
-            self._fetching.append((group, self._engine.workers.submit(_fetcher(self._engine, group, self._stream.kind))))
-            self._fetching_bytes += sum(extent.length for extent in group)
-        if not self._ready and self._fetching:
-            group, task = self._fetching.popleft()
-            self._fetching_bytes -= sum(extent.length for extent in group)
-            try:
-                buffers = task.result()
-            except CorruptDataError:
-                self._explain_missing(group)
-                raise
-            self._ready.extend(zip(group, buffers, strict=True))
+            self._fetching.append((group, self._engine.workers.submit(self._fetcher(group))))
+            self._fetching_bytes += sum(item.length for item in group)
+        if self._ready:
+            return True
+        if not self._fetching:
+            return False
+        group, task = self._fetching.popleft()
+        self._fetching_bytes -= sum(item.length for item in group)
+        try:
+            self._ready.extend(zip(group, task.result(), strict=True))
+        except CorruptDataError as error:
+            self._look_again(group[0], error)
+        return True
 
-    def _next_group(self) -> list[Extent]:
-        """The next extents that are inline, or that lie close together in one object."""
-        group = [self._extents.popleft()]
-        size = group[0].length
-        while self._extents:
-            extent, last = self._extents[0], group[-1]
-            if extent.object != last.object or size + extent.length > _FETCH_BYTES:
+    def _open_chunk(self) -> bool:
+        """Replace a chunk that is next by its row groups; False if it is gone, and all is planned again."""
+        extent = self._waiting[0]
+        if not isinstance(extent, Extent) or extent.form != PARQUET:
+            return True
+        try:
+            file = self._engine.chunks.open(extent)
+        except CorruptDataError as error:
+            if not self._fetching and not self._ready:
+                self._look_again(extent, error)
+            else:
+                # What comes before it goes first: by then it is looked for again.
+                self._waiting.clear()
+                self._planned = extent.first
+            return False
+        self._waiting.popleft()
+        end = self.end if self.end is not None else extent.end
+        self._waiting.extendleft(reversed(file.row_groups(max(self.number, extent.first), min(end, extent.end), self._columns)))
+        return True
+
+    def _next_group(self) -> Sequence[Extent | RowGroups]:
+        """The next row group; or the next extents that are inline, or that lie close together in one object."""
+        first = self._waiting.popleft()
+        if isinstance(first, RowGroups):
+            return [first]
+        group = [first]
+        size = first.length
+        while self._waiting:
+            extent, last = self._waiting[0], group[-1]
+            if not isinstance(extent, Extent) or extent.form == PARQUET or extent.object != last.object:
+                break
+            if size + extent.length > _FETCH_BYTES:
                 break
             if extent.object is not None and not 0 <= extent.position - (last.position + last.length) <= 64 * 1024:
                 break
             size += extent.length
-            group.append(self._extents.popleft())
+            group.append(extent)
+            self._waiting.popleft()
         return group
 
-    def _explain_gap(self, extent: Extent | None) -> None:
+    def _fetcher(self, group: Sequence[Extent | RowGroups]) -> Callable[[], Sequence[Any]]:
+        engine, kind, columns = self._engine, self._stream.kind, self._columns
+        item = group[0]
+        if isinstance(item, RowGroups):
+            return lambda: [item.file.read(engine.storage, item.places, columns)]
+        return lambda: _fetch(engine, [extent for extent in group if isinstance(extent, Extent)], kind)
+
+    def _explain_gap(self, extent: Extent | RowGroups | None) -> None:
         """Numbers are missing from the catalog: were they truncated, or is it damaged?"""
         row = self._engine.read(segments.find_segment, self._stream.id, self.segment)
         if row is None:
@@ -269,25 +343,33 @@ class SegmentCursor:
             raise NotFoundError(f"stream {self._stream.name} was deleted")
         raise TruncatedError(f"segment {self.segment} of {self._stream.name} was truncated")
 
-    def _explain_missing(self, group: Sequence[Extent]) -> None:
-        """Bytes are missing or damaged: if the catalog no longer names them, they were truncated or moved meanwhile."""
+    def _look_again(self, item: Extent | RowGroups, error: CorruptDataError) -> None:
+        """Bytes are missing or damaged. If the catalog names others for these numbers by now, plan again; else it is what it seems."""
         row = self._engine.read(segments.find_segment, self._stream.id, self.segment)
         if row is None:
             self._raise_gone()
-        elif self.number < row.head:
+        elif self.number < row.head and not self._is_pinned():
             self._explain_gap(None)
+        found = self._engine.plan(self._row, self.number, self.number + 1, 1)
+        if found and found[0].object == item.object:
+            raise error
+        self._waiting.clear()
+        self._fetching.clear()
+        self._fetching_bytes = 0
+        self._planned = self.number
+
+    def _is_pinned(self) -> bool:
+        """Whether a tag keeps the next number, though it is truncated."""
+        return any(first <= self.number < until for first, until in self._engine.read(tags.get_pins, self._stream.id).get(self.segment, ()))
 
 
-def _fetcher(engine: Engine, group: list[Extent], kind: str) -> Callable[[], list[pa.Buffer]]:
-    def fetch() -> list[pa.Buffer]:
-        key = group[0].key
-        if key is None:
-            raise CorruptDataError(f"the catalog names an object {group[0].object} that it does not have", object=str(group[0].object))
-        start = group[0].position
-        data = pa.py_buffer(engine.storage.get(key, start, group[-1].position + group[-1].length - start))
-        return [_verified(extent, data.slice(extent.position - start, extent.length), kind) for extent in group]
-
-    return fetch
+def _fetch(engine: Engine, group: Sequence[Extent], kind: str) -> list[pa.Buffer]:
+    key = group[0].key
+    if key is None:
+        raise CorruptDataError(f"the catalog names an object {group[0].object} that it does not have", object=str(group[0].object))
+    start = group[0].position
+    data = pa.py_buffer(engine.storage.get(key, start, group[-1].position + group[-1].length - start))
+    return [_verified(extent, data.slice(extent.position - start, extent.length), kind) for extent in group]
 
 
 def _verified(extent: Extent, data: pa.Buffer, kind: str) -> pa.Buffer:

@@ -58,6 +58,9 @@ class Storage(Protocol):
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         """Store the buffers as one object, durable on return. The same put again succeeds; with other bytes it is an AlreadyExistsError."""
 
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+        """Store as one object, durable on return, what `produce` writes into the file it is given. No such object may exist."""
+
     def get(self, key: str, start: int, length: int) -> Buffer:
         """Read exactly `length` bytes; a missing or shorter object is a CorruptDataError."""
 

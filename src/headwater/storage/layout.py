@@ -2,8 +2,9 @@
 
     journal/<session>/<index>.hwj   a session's journal files, on local storage
     l0/<session>/<index>.hwb        a flush as one object
-    chunks/...                      reserved: long-term Parquet
-    txn/...                         reserved: staged bytes, which belong to a transaction and not to a session
+    chunks/<scope>/<stream>-<id>/segment=<n>/<first>-<session>-<index>.parquet (.bytes for byte streams)
+                                    long-term chunks; a folder is a table for whatever reads Parquet
+    txn/<transaction>/<name>.hwb    staged bytes, which belong to a transaction and not to a session
     tmp/<key>.<token>               local storage: a put under way, or left by a crash; listed only when asked for by this prefix
 
 Session and index are hexadecimal with leading zeros, so that keys sort like numbers. No key is ever used twice.
@@ -29,6 +30,8 @@ INDEXES: Final = 1 << _INDEX_BITS
 #: Session ids: an object's id must fit into a database's signed 64-bit integer.
 SESSIONS: Final = 1 << (63 - _INDEX_BITS)
 
+_CHUNK_KEY = re.compile(r"chunks/.*/[0-9]+-([0-9a-f]{12})-([0-9a-f]{6})\.(parquet|bytes)")
+_TRANSACTION_KEY = re.compile(r"txn/([^/]+)/[^/]+")
 _KEY = re.compile(r"(journal|l0)/([0-9a-f]{12})/([0-9a-f]{6})\.(hwj|hwb)")
 _SUFFIXES = {"journal": "hwj", "l0": "hwb"}
 
@@ -37,7 +40,7 @@ _SUFFIXES = {"journal": "hwj", "l0": "hwb"}
 class SessionKey:
     """A key of a session's own object, taken apart."""
 
-    kind: Literal["journal", "l0"]
+    kind: Literal["journal", "l0", "chunk"]
     session: int
     index: int
 
@@ -56,8 +59,27 @@ def transaction_key(transaction: str, name: str) -> str:
     return f"{TRANSACTION_PREFIX}{transaction}/{name}.hwb"
 
 
+def chunk_folder(stream: str, stream_id: int) -> str:
+    """Where the chunks of a stream are."""
+    return f"{CHUNK_PREFIX}{stream}-{stream_id}/"
+
+
+def chunk_key(stream: str, stream_id: int, segment: int, first: int, session: int, index: int, suffix: str) -> str:
+    _check(session, index)
+    return f"{chunk_folder(stream, stream_id)}segment={segment}/{first:016d}-{session:012x}-{index:06x}.{suffix}"
+
+
+def parse_transaction_key(key: str) -> str | None:
+    """The transaction that a staged object belongs to; None if it is none."""
+    found = _TRANSACTION_KEY.fullmatch(key)
+    return found[1] if found else None
+
+
 def parse_key(key: str) -> SessionKey | None:
-    """Take a journal's or an object's key apart; None if it is neither."""
+    """Take the key of a journal, an object or a chunk apart; None if it is none."""
+    found = _CHUNK_KEY.fullmatch(key)
+    if found is not None:
+        return SessionKey("chunk", int(found[1], 16), int(found[2], 16))
     found = _KEY.fullmatch(key)
     if found is None or _SUFFIXES[found[1]] != found[4]:
         return None

@@ -54,6 +54,26 @@ class LocalStorage:
                 with contextlib.suppress(OSError):
                     os.unlink(self._folder.path(temporary))
 
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+        temporary = layout.temporary_key(key, secrets.token_hex(8))
+        path = self._folder.path(temporary)
+        with explaining("write", self._folder.path(key)):
+            try:
+                fd = self._folder.create(temporary)
+                try:
+                    with pa.OSFile(path, "wb") as file:
+                        produce(file)
+                    failpoints.reach("object.put")
+                    sync_data(fd)
+                finally:
+                    os.close(fd)
+                self._folder.link(temporary, key)
+            except FileExistsError:
+                raise AlreadyExistsError(f"{key} exists", key=key) from None
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
     def get(self, key: str, start: int, length: int) -> Buffer:
         if not length:
             return b""

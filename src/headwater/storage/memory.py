@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import pyarrow as pa
+
 from headwater.errors import AlreadyExistsError
 from headwater.model.limits import MIB
 from headwater.runtime import failpoints
@@ -44,6 +46,11 @@ class MemoryStorage:
             stored, _ = self._objects.setdefault(key, (data, now_us()))
         if stored != data:
             raise AlreadyExistsError(f"{key} exists with other bytes: {len(stored)} are stored, {len(data)} were given", key=key)
+
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+        file = pa.BufferOutputStream()
+        produce(file)
+        self.put(key, [file.getvalue()])
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         if not length:

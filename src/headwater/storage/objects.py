@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import obstore
+import pyarrow as pa
 from obstore import exceptions
 from obstore.store import from_url
 
@@ -99,6 +100,11 @@ class ObjectStorage:
                 self._check_equal(key, views, error)
 
         self._request(f"write {key}", put_once)
+
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+        file = pa.BufferOutputStream()
+        produce(file)
+        self.put(key, [file.getvalue()])
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         return self.get_ranges(key, [(start, length)])[0]

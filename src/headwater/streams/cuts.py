@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from headwater.catalog import extents, segments, tags
 from headwater.catalog.database import Tx
+from headwater.catalog.extents import InChunk
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
+from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import clock
@@ -45,28 +46,56 @@ def tail(engine: Engine, streams: Sequence[StreamRef]) -> Cut:
 def at_time(engine: Engine, stream: StreamRef, time: datetime) -> Cut:
     """Before it lies what was appended before `time`, behind it the rest."""
     check_time(time, "the time of a cut")
-    return _cut(engine, stream, engine.read(_at_time, stream, clock.from_datetime(time)))
+    time_us = clock.from_datetime(time)
+    found = engine.read(_at_time, stream, time_us)
+    return _cut(engine, stream, {segment: _in_chunk(engine, place, time_us) for segment, place in found.items()})
 
 
-def ranges(engine: Engine, stream: StreamRef, start: Place, end: Place) -> list[Range]:
-    """What lies between two places, by segment in the order of their numbers. TruncatedError if some of it is gone."""
-    return engine.read(_ranges, engine.store_id, stream, start, end)
+def _in_chunk(engine: Engine, place: int | InChunk, time_us: int) -> int:
+    if isinstance(place, int):
+        return place
+    # Upkeep may put another chunk there at any moment, but its events and their times stay.
+    for attempt in range(10):
+        extent = next(iter(extents.plan(engine.database, place.log, place.number, place.number + 1, 1)), None)
+        if extent is None or extent.form != extents.PARQUET:
+            break  # Truncated meanwhile.
+        try:
+            return engine.chunks.open(extent).find_time(engine.storage, time_us)
+        except CorruptDataError:
+            if attempt == 9:
+                raise
+    return place.number
+
+
+def fix(engine: Engine, stream: StreamRef, place: Place) -> Place:
+    """A time as the cut it means, which may need a look into storage; any other place as it is."""
+    return at_time(engine, stream, place) if isinstance(place, datetime) else place
+
+
+def ranges(engine: Engine, stream: StreamRef, start: Place, end: Place, *, skip_truncated: bool = False) -> list[Range]:
+    """What lies between two places, by segment in the order of their numbers.
+
+    TruncatedError if some of it is gone, unless that is to be skipped.
+    """
+    return engine.read(_ranges, engine.store_id, stream, fix(engine, stream, start), fix(engine, stream, end), skip_truncated)
 
 
 def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
     """What lies behind a place as of now, with every segment that may still grow."""
 
+    place = fix(engine, stream, start)
+
     def look(tx: Tx) -> list[Range]:
         rows = _rows_in(tx, stream)
-        return _between(engine.store_id, stream, rows, _resolve(tx, engine.store_id, stream, rows, start, "head"), None)
+        return _between(engine.store_id, stream, rows, _resolve(engine.store_id, stream, rows, place, "head"), None)
 
     return engine.read(look)
 
 
 def numbers_in(tx: Tx, store_id: str, stream: StreamRef, place: Place) -> dict[int, int]:
-    """A place as event numbers by segment. TruncatedError if it lies before the head."""
+    """A place as event numbers by segment; a time was given to `fix` before. TruncatedError if it lies before the head."""
     rows = _rows_in(tx, stream)
-    found = _resolve(tx, store_id, stream, rows, place, "head")
+    found = _resolve(store_id, stream, rows, place, "head")
     _between(store_id, stream, rows, found, None)
     return found
 
@@ -75,13 +104,18 @@ def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[
     """What lies before a cut, and the head."""
     rows = _rows_in(tx, stream)
     first = _head(rows)
-    return _between(store_id, stream, rows, first, _numbers(store_id, stream, rows, cut)), first
+    return _between(store_id, stream, rows, first, cut_numbers(store_id, stream, rows, cut)), first
+
+
+def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut) -> list[Range]:
+    """What is readable, or kept by a tag, between two cuts."""
+    return _ranges(tx, store_id, stream, start, end, True)
 
 
 def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
     """A place as event numbers by segment. TruncatedError if it lies before the head."""
 
-    return engine.read(numbers_in, engine.store_id, stream, place)
+    return engine.read(numbers_in, engine.store_id, stream, fix(engine, stream, place))
 
 
 def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
@@ -112,7 +146,7 @@ def single(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
 
 def check_truncation(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> tuple[dict[int, int], list[int]]:
     """(new heads by segment, segments to drop) for a truncation at a cut."""
-    numbers = _numbers(store_id, stream, rows, cut)
+    numbers = cut_numbers(store_id, stream, rows, cut)
     by_number = {row.number: row for row in rows}
     # Segments of the cut that are gone lie before the head already.
     numbers = {segment: number for segment, number in numbers.items() if segment in by_number}
@@ -144,7 +178,7 @@ def _tail(rows: list[SegmentRow]) -> dict[int, int]:
     return {span.number: span.tail for span in last_spans(row.span for row in rows)}
 
 
-def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int]:
+def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int | InChunk]:
     rows = _rows_in(tx, stream)
     newest = {span.number for span in last_spans(row.span for row in rows)}
     active = [row for row in rows if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)]
@@ -154,22 +188,19 @@ def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int]:
     return {row.number: extents.find_number_at(tx, row, time_us) for row in active} | rest
 
 
-def _resolve(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
+def _resolve(store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
     if place is None:
         place = default
     if place == "head":
         return _head(rows)
     if place == "tail":
         return _tail(rows)
-    if isinstance(place, datetime):
-        check_time(place, "a start or end")
-        return _at_time(tx, stream, clock.from_datetime(place))
     if isinstance(place, Cut):
-        return _numbers(store_id, stream, rows, place)
+        return cut_numbers(store_id, stream, rows, place)
     raise InvalidRequestError(f"a place in a stream is a Cut, 'head', 'tail' or a datetime, not {place!r}")
 
 
-def _numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> dict[int, int]:
+def cut_numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> dict[int, int]:
     """A cut's numbers for this stream, if it is a cut of this stream."""
     if not isinstance(cut, Cut):
         raise InvalidRequestError(f"a cut is needed here, not {cut!r}")
@@ -200,16 +231,18 @@ def _numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut)
     return dict(part.segments)
 
 
-def _ranges(tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place) -> list[Range]:
+def _ranges(tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place, skip_truncated: bool) -> list[Range]:
     rows = _rows_in(tx, stream)
-    upper = _resolve(tx, store_id, stream, rows, end, "tail")
+    upper = _resolve(store_id, stream, rows, end, "tail")
     lower = _tagged_head(tx, stream, upper) if isinstance(end, Cut) and start in (None, "head") else None
     if lower is None:
-        lower = _resolve(tx, store_id, stream, rows, start, "head")
+        lower = _resolve(store_id, stream, rows, start, "head")
     try:
         return _between(store_id, stream, rows, lower, upper)
     except TruncatedError:
-        kept = _kept_ranges(tx, stream, lower, upper)
+        kept = kept_ranges(tx, stream, lower, upper)
+        if kept is None and skip_truncated:
+            return between_numbers(rows, lower, upper)
         if kept is None:
             raise
         return kept
@@ -224,7 +257,7 @@ def _tagged_head(tx: Tx, stream: StreamRef, cut: dict[int, int]) -> dict[int, in
     return None
 
 
-def _kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[int, int]) -> list[Range] | None:
+def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[int, int]) -> list[Range] | None:
     """What lies between two places of which some is truncated, if tags keep all of it; else None."""
     pins = tags.get_pins(tx, stream.id)
     by_number = {row.number: row for row in segments.list_segments(tx, stream.id, with_dropped=True)}

@@ -20,10 +20,11 @@ def fork(engine: Engine, stream: StreamRef, new_name: str, at: Place) -> StreamR
     It has none of its parent's writers, groups or transactions, and keeps what it needs when the parent is truncated or deleted.
     """
     name = parse_stream_name(new_name)
+    place = cuts.fix(engine, stream, at if at is not None else "tail")
 
     def work(tx: Tx) -> streams.StreamRow:
         streams.lock_stream(tx, stream.id)
-        numbers = cuts.numbers_in(tx, engine.store_id, stream, at if at is not None else "tail")
+        numbers = cuts.numbers_in(tx, engine.store_id, stream, place)
         row = streams.copy_stream(tx, stream.id, name)
         if row is None:
             raise AlreadyExistsError(f"stream {name} exists")
@@ -58,6 +59,29 @@ def tag(engine: Engine, name: str, cut: Cut) -> None:
 
     if not engine.write(work):
         raise AlreadyExistsError(f"there is a tag {name!r}: untag it first")
+
+
+def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> None:
+    """Keep what lies between two cuts readable for a while, in place of what was held under this name before."""
+    parse_word(name, "hold")
+    refs = [open_stream(engine, parse_stream_name(stream)) for stream in end.streams]
+
+    def work(tx: Tx) -> None:
+        pins = []
+        for ref in sorted(refs, key=lambda ref: ref.id):
+            streams.lock_stream(tx, ref.id)
+            pins += [(ref.id, row.segment.number, row.start, row.end) for row in cuts.kept_between(tx, engine.store_id, ref, start, end)]
+        tags.delete_tag(tx, name)
+        tags.insert_tag(tx, name, str(end), str(start), pins)
+        tags.set_expiry(tx, name, int(seconds * 1_000_000))
+
+    engine.write_once(work)
+
+
+def release(engine: Engine, name: str) -> None:
+    """Forget a hold, if there is one."""
+    if engine.write_once(tags.delete_tag, parse_word(name, "hold")):
+        truncation.free_rows(engine)
 
 
 def list_tags(engine: Engine) -> dict[str, Cut]:

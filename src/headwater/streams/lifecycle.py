@@ -37,7 +37,7 @@ def create_stream(
     if kind not in KINDS and kind not in INNER_KINDS:
         raise InvalidRequestError(f"a stream is of kind 'events' or 'bytes', not {kind!r}")
     check_policies(scaling, retention)
-    if kind == "bytes" and (schema is not None or scaling.min_segments != 1):
+    if kind == "bytes" and (schema is not None or scaling != Scaling.fixed(1)):
         raise InvalidRequestError("a byte stream has no schema and one segment")
     arrow = OPAQUE if schema is None else check_schema(schema)
     row = engine.write(
@@ -69,10 +69,6 @@ def check_policies(scaling: Scaling | None, retention: Retention | None) -> None
         raise InvalidRequestError(f"scaling is made with hw.Scaling, not {type(scaling).__name__}")
     if retention is not None and not isinstance(retention, Retention):
         raise InvalidRequestError(f"retention is made with hw.Retention, not {type(retention).__name__}")
-    if scaling is not None and scaling.kind != "fixed":
-        raise InvalidRequestError("scaling by rate is not built yet: use hw.Scaling.fixed(n), and split or merge by hand")
-    if retention is not None and retention.kind != "forever":
-        raise InvalidRequestError("retention other than forever is not built yet: use hw.Retention.forever(), and truncate by hand")
 
 
 def check_labels(labels: Collection[str]) -> tuple[str, ...]:
@@ -117,6 +113,8 @@ def update_stream(
     """Change what is given. A new schema must be able to read every event written with the present one."""
     check_policies(scaling, retention)
     row = current_row(engine, stream)
+    if scaling is not None and scaling.kind != "fixed" and row.kind != "events":
+        raise InvalidRequestError(f"{stream.name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
     new_schema = None
     if schema is not None:
         if row.kind == "bytes":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
@@ -18,16 +18,16 @@ from headwater.streams.lineage import Lineage
 _LONGEST_WAIT_SECONDS = 1.0
 
 
-def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place) -> Iterator[Batch]:
-    """The batches between two places, each segment's in order."""
-    return _bounded(engine, stream, cuts.ranges(engine, stream, start, end))
+def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+    """The batches between two places, each segment's in order; with these columns only, if they are named."""
+    return _bounded(engine, stream, cuts.ranges(engine, stream, start, end), columns)
 
 
-def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range]) -> Iterator[Batch]:
+def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None) -> Iterator[Batch]:
     lineage = _lineage(ranges)
     reading: set[SegmentCursor] = set()
     while lineage or reading:
-        reading.update(SegmentCursor(engine, stream, item.segment, item.start, item.end) for item in lineage.take_ready())
+        reading.update(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns) for item in lineage.take_ready())
         try:
             cursor = _earliest(reading)
             batch = cursor.next_batch()

@@ -1,0 +1,45 @@
+"""The lease of the upkeep: one process at a time. Whoever holds it checks that with everything it changes, so a second one is fenced."""
+
+from __future__ import annotations
+
+from headwater.catalog.database import Tx
+from headwater.errors import FencedError
+
+_NAME = "upkeep"
+
+
+def take(tx: Tx, session: int, holder: str, lease_us: int, *, by_hand: bool) -> str | None:
+    """Become the holder; else who it is.
+
+    A lease that ran out is free. One taken by hand goes over one of the background, which is fenced by it and comes back later.
+    """
+    rows = tx.run(
+        "INSERT INTO lease (name, session, holder, by_hand, expires_at) VALUES (?, ?, ?, ?, now_us() + ?) ON CONFLICT (name) DO UPDATE SET "
+        "session = excluded.session, holder = excluded.holder, by_hand = excluded.by_hand, expires_at = excluded.expires_at "
+        "WHERE lease.expires_at < now_us() OR lease.session = excluded.session OR lease.by_hand < excluded.by_hand RETURNING session",
+        (_NAME, session, holder, int(by_hand), lease_us),
+    )
+    return None if rows else find_holder(tx)
+
+
+def find_holder(tx: Tx) -> str | None:
+    """Who does the upkeep now; None if nobody."""
+    rows = tx.run("SELECT holder FROM lease WHERE name = ? AND expires_at >= now_us()", (_NAME,))
+    return str(rows[0][0]) if rows else None
+
+
+def renew(tx: Tx, session: int, lease_us: int) -> bool:
+    """Put the end of the lease off; False if another one has it."""
+    sql = "UPDATE lease SET expires_at = now_us() + ? WHERE name = ? AND session = ? RETURNING session"
+    return bool(tx.run(sql, (lease_us, _NAME, session)))
+
+
+def hold(tx: Tx, session: int) -> None:
+    """Check that a session has the lease, and keep it from others until this transaction ends. FencedError if it has not."""
+    if not tx.run("SELECT session FROM lease WHERE name = ? AND session = ? FOR UPDATE", (_NAME, session)):
+        raise FencedError("another process does the upkeep by now: nothing was changed")
+
+
+def release(tx: Tx, session: int) -> None:
+    """Let another one have the lease at once."""
+    tx.run("DELETE FROM lease WHERE name = ? AND session = ?", (_NAME, session))

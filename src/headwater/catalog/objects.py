@@ -1,0 +1,82 @@
+"""Stored objects that nothing needs any more.
+
+An object is named by extents, and only the one who made it may name it again: its session while that is live, its transaction while
+that is open. So what no extent names, and nobody may name, is garbage for ever. Age decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headwater.catalog.database import Tx
+from headwater.catalog.leases import hold
+
+
+class ObjectRow(NamedTuple):
+    id: int
+    key: str
+
+
+class Owners(NamedTuple):
+    """Who may still name objects: live sessions, and open transactions."""
+
+    sessions: frozenset[int]
+    transactions: frozenset[str]
+
+
+def list_unnamed(tx: Tx) -> list[ObjectRow]:
+    """The objects that no extent names, in one consistent look with `get_owners`."""
+    # Tiering keeps blocks few and chunks large, so both lists are short; an index would cost every append.
+    named = {row[0] for row in tx.run("SELECT DISTINCT object FROM extent WHERE object IS NOT NULL")}
+    named |= {row[0] for row in tx.run("SELECT DISTINCT object FROM txn_extent WHERE object IS NOT NULL")}
+    return [ObjectRow(*row) for row in tx.run("SELECT id, key FROM object ORDER BY id") if row[0] not in named]
+
+
+def get_owners(tx: Tx) -> Owners:
+    sessions = frozenset(row[0] for row in tx.run("SELECT id FROM session WHERE live = 1"))
+    open_ones = frozenset(row[0] for row in tx.run("SELECT id FROM txn WHERE state IN ('open', 'committing')"))
+    return Owners(sessions, open_ones)
+
+
+def find_newest(tx: Tx, first: int, last: int) -> int | None:
+    """The highest id of an object in a range."""
+    return tx.run("SELECT max(id) FROM object WHERE id BETWEEN ? AND ?", (first, last))[0][0]  # type: ignore[no-any-return]
+
+
+def find_known(tx: Tx, keys: Sequence[str]) -> frozenset[str]:
+    """Which of these keys have a row. Rows are found by id, so this looks through all: it is for `collect_orphans`, which is seldom."""
+    wanted = frozenset(keys)
+    return frozenset(row[0] for row in tx.run("SELECT key FROM object") if row[0] in wanted)
+
+
+def forget(tx: Tx, session: int, ids: list[int]) -> None:
+    """Delete the rows of objects that are gone."""
+    hold(tx, session)
+    tx.defer("DELETE FROM object WHERE id = ?", [(id,) for id in ids])
+
+
+def prune(tx: Tx, session: int, kept_us: int, markers_us: int, limit: int) -> int:
+    """Forget transactions that ended long ago, sessions fenced long ago, and markers of pipelines long gone; returns how many rows."""
+    hold(tx, session)
+    gone = 0
+    for table, key, condition, age in (
+        ("txn", "id", "state IN ('committed', 'aborted') AND ended_at < now_us() - ?", kept_us),
+        ("session", "id", "live = 0 AND renewed_at < now_us() - ?", kept_us),
+        ("marker", "owner", "committed_at > 0 AND committed_at < now_us() - ?", markers_us),
+    ):
+        rows = tx.run(f"SELECT {key} FROM {table} WHERE {condition} LIMIT ?", (age, limit))
+        tx.defer(f"DELETE FROM {table} WHERE {key} = ?", rows)
+        gone += len(rows)
+    return gone
+
+
+def bury(tx: Tx, session: int, transactions: Sequence[str]) -> None:
+    """Enter transactions that were never begun as aborted, so that they never will be committed."""
+    hold(tx, session)
+    tx.defer(
+        "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, result) "
+        "VALUES (?, 'aborted', now_us(), 0, now_us(), now_us(), 0, ?) ON CONFLICT (id) DO NOTHING",
+        [(id, json.dumps({"reason": "nothing was heard of it for too long", "kind": ""})) for id in transactions],
+    )

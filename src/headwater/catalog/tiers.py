@@ -1,0 +1,189 @@
+"""Tiers: what of each log is still in blocks, and the swap of extents for a chunk that holds the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headwater.catalog.database import Row, Tx
+from headwater.catalog.extents import BLOCK, PARQUET, RAW
+from headwater.catalog.leases import hold
+from headwater.errors import ConditionFailedError
+from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
+from headwater.runtime import failpoints
+
+
+class Backlog(NamedTuple):
+    """A log with numbers from `start` on that are in blocks; `stream` and `segment` are its own, or those of a fork that needs it."""
+
+    log: int
+    stream: int
+    segment: int
+    start: int
+    tail: int
+    is_sealed: bool
+
+
+class Piece(NamedTuple):
+    """An extent as far as a swap must know it."""
+
+    first: int
+    events: int
+    length: int
+    crc: int
+    appended_at: int
+    object: int | None
+    form: int
+    raw: int | None
+    last_at: int | None
+
+    @property
+    def end(self) -> int:
+        return self.first + self.events
+
+    @property
+    def bytes(self) -> int:
+        return self.length if self.raw is None else self.raw
+
+
+class NewExtent(NamedTuple):
+    """An extent in a chunk just written."""
+
+    first: int
+    events: int
+    length: int
+    crc: int
+    appended_at: int
+    position: int
+    form: int
+    raw: int
+    last_at: int
+
+
+def list_backlogs(tx: Tx) -> list[Backlog]:
+    """Every log that may have blocks to tier."""
+    rows = tx.run(
+        "SELECT s.log, s.stream, s.number, COALESCE(t.until, s.base_until), s.tail, s.sealed_epoch FROM segment s "
+        "LEFT JOIN tier t ON t.log = s.log WHERE s.tail > COALESCE(t.until, s.base_until) ORDER BY s.log"
+    )
+    found = [_backlog(row) for row in rows]
+    rows = tx.run(
+        "SELECT d.log, max(s.stream), max(s.number), COALESCE(max(t.until), 0), max(b.until) FROM dead_log d "
+        "JOIN base b ON b.source = d.log JOIN segment s ON s.log = b.log LEFT JOIN tier t ON t.log = d.log GROUP BY d.log ORDER BY d.log"
+    )
+    return found + [_backlog((*row, 0)) for row in rows]
+
+
+def _backlog(row: Row) -> Backlog:
+    log, stream, segment, start, tail, sealed_epoch = row
+    return Backlog(log, stream, segment, start, tail, sealed_epoch is not None)
+
+
+class Weight(NamedTuple):
+    """How much waits: of more extents than were asked about, this is a part."""
+
+    extents: int
+    bytes: int
+    oldest_at: int
+
+
+def weigh(tx: Tx, log: int, start: int, limit: int) -> Weight:
+    """The extents of a log from a number on, up to `limit` of them."""
+    rows = tx.run(
+        "SELECT count(*), COALESCE(sum(length), 0), COALESCE(min(appended_at), 0) FROM "
+        "(SELECT length, appended_at FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?) AS some",
+        (log, start, limit),
+    )
+    return Weight(*map(int, rows[0]))
+
+
+_COLUMNS = "first, count, length, crc, appended_at, object, form, raw, last_at"
+
+
+def list_blocks(tx: Tx, log: int, start: int, limit: int) -> list[Piece]:
+    """The next blocks of a log from a number on that follow each other without a gap."""
+    rows = tx.run(f"SELECT {_COLUMNS} FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?", (log, start, limit))
+    found: list[Piece] = []
+    for row in rows:
+        piece = Piece(*row)
+        if piece.form != BLOCK or (found and piece.first != found[-1].end):
+            break
+        found.append(piece)
+    return found
+
+
+#: Extents of chunks that are smaller than this, before compression, may be made larger.
+_SMALL_BYTES = {PARQUET: CHUNK_BYTES // 2, RAW: 2 * MIB}
+
+
+def list_small(tx: Tx, log: int, before: int, limit: int) -> list[Piece]:
+    """The last small extents of a log before a number that are in chunks."""
+    small = "raw < CASE form WHEN ? THEN ? ELSE ? END"
+    rows = tx.run(
+        f"SELECT {_COLUMNS} FROM extent WHERE log = ? AND first < ? AND {small} ORDER BY first DESC LIMIT ?",
+        (log, before, PARQUET, _SMALL_BYTES[PARQUET], _SMALL_BYTES[RAW], limit),
+    )
+    return [Piece(*row) for row in reversed(rows)]
+
+
+def list_crowded(tx: Tx) -> list[Backlog]:
+    """The logs that have several small chunks; `start` is the first number that is not in one."""
+    rows = tx.run(
+        "SELECT t.log, s.stream, s.number, t.until, s.tail, s.sealed_epoch FROM tier t JOIN segment s ON s.log = t.log "
+        "WHERE t.small >= CASE WHEN s.sealed_epoch IS NULL THEN ? ELSE 2 END ORDER BY t.log",
+        (COMPACT_CHUNKS,),
+    )
+    return [_backlog(row) for row in rows]
+
+
+def count_small(tx: Tx, log: int, small: int) -> None:
+    """Note how many small chunks a log has."""
+    tx.run("UPDATE tier SET small = ? WHERE log = ?", (small, log))
+
+
+def get_until(tx: Tx, log: int) -> int:
+    """The first number of a log that is not in a chunk."""
+    rows = tx.run("SELECT until FROM tier WHERE log = ?", (log,))
+    return int(rows[0][0]) if rows else 0
+
+
+def swap(tx: Tx, session: int, log: int, old: Sequence[Piece], new: Sequence[NewExtent], object: tuple[int, str]) -> None:
+    """Put a chunk in the place of extents, if they are exactly those that were read.
+
+    ConditionFailedError if something changed meanwhile: nothing is changed, and the chunk is garbage. FencedError if another process
+    does the upkeep by now.
+    """
+    hold(tx, session)
+    start, end = old[0].first, old[-1].end
+    assert new[0].first == start and new[-1].first + new[-1].events == end, "a chunk holds the same numbers"
+    gone = tx.run(f"DELETE FROM extent WHERE log = ? AND first >= ? AND first < ? RETURNING {_COLUMNS}", (log, start, end))
+    if sorted(Piece(*row) for row in gone) != list(old):
+        raise ConditionFailedError("the extents changed while their chunk was written")
+    tx.defer("INSERT INTO object (id, key, session) VALUES (?, ?, ?)", [(*object, session)])
+    tx.defer(
+        "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position, form, raw, last_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(log, e.first, e.events, e.length, e.crc, e.appended_at, object[0], e.position, e.form, e.raw, e.last_at) for e in new],
+    )
+    # How many small chunks there are, so that compaction need not look at every log each time.
+    small = sum(e.raw < _SMALL_BYTES[e.form] for e in new) - sum(piece.form != BLOCK for piece in old)
+    tx.defer(
+        "INSERT INTO tier (log, until, small) VALUES (?, ?, ?) ON CONFLICT (log) DO UPDATE SET small = tier.small + excluded.small, "
+        "until = CASE WHEN tier.until < excluded.until THEN excluded.until ELSE tier.until END",
+        [(log, end, small)],
+    )
+    failpoints.reach("tier.applied")
+
+
+def delete_inline(tx: Tx, log: int, until: int, limit: int) -> int:
+    """Delete up to `limit` inline blocks below a number, whose events are in chunks by now."""
+    rows = tx.run("SELECT first FROM inline_block WHERE log = ? AND first < ? ORDER BY first LIMIT ?", (log, until, limit))
+    if rows:
+        tx.run("DELETE FROM inline_block WHERE log = ? AND first BETWEEN ? AND ?", (log, rows[0][0], rows[-1][0]))
+    return len(rows)
+
+
+def list_leftover_inline(tx: Tx) -> list[tuple[int, int]]:
+    """(log, until) of logs that have inline blocks below what is tiered: a process ended before it deleted them."""
+    sql = "SELECT t.log, t.until FROM tier t WHERE EXISTS (SELECT 1 FROM inline_block b WHERE b.log = t.log AND b.first < t.until)"
+    return [(row[0], row[1]) for row in tx.run(sql)]

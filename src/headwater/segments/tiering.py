@@ -1,0 +1,187 @@
+"""Tiering: blocks become long-term chunks, and small chunks become large ones.
+
+A chunk is written first, from what the catalog names, and then takes the place of exactly those extents in one short transaction. If
+anything changed meanwhile, the chunk is garbage and nothing else happened. Readers go by number, so they don't notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import google_crc32c
+import pyarrow as pa
+
+from headwater.catalog import tiers
+from headwater.catalog.extents import PARQUET, RAW
+from headwater.catalog.segments import SegmentRow
+from headwater.catalog.tiers import Backlog, NewExtent, Piece
+from headwater.errors import ConditionFailedError
+from headwater.model.keys import KEY_SPACE, KeyRange
+from headwater.model.limits import CHUNK_BYTES, CHUNK_EXTENTS, COMPACT_CHUNKS, MIB
+from headwater.runtime import failpoints
+from headwater.segments.chunk import EXTRA, seal_chunk, write_chunk
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.segments.read import SegmentCursor
+from headwater.storage import layout
+
+#: Raw bytes are cut into extents of about this size, each with a checksum.
+_RAW_BYTES = 4 * MIB
+#: Inline blocks deleted under one lock: each may have 64 KiB.
+_INLINE_ROWS = 100
+#: What counts as one size when chunks are compacted.
+_SIZES = (MIB, COMPACT_CHUNKS * MIB, CHUNK_BYTES)
+
+
+class Moved(NamedTuple):
+    """What one chunk replaced."""
+
+    events: int
+    extents: int
+    raw_bytes: int
+    stored_bytes: int
+
+
+class Chunks:
+    """Makes chunks as one session, which has the upkeep's lease."""
+
+    def __init__(self, engine: Engine, session: int, next_index: Callable[[], int]) -> None:
+        self._engine = engine
+        self._session = session
+        self._next_index = next_index
+
+    def tier(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
+        """Make a chunk of a log's next blocks; None if there are none. ConditionFailedError if they changed meanwhile."""
+        pieces = self._engine.read(tiers.list_blocks, backlog.log, backlog.start, CHUNK_EXTENTS)
+        chosen: list[Piece] = []
+        size = 0
+        for piece in pieces:
+            if chosen and size + piece.length > CHUNK_BYTES:
+                break
+            chosen.append(piece)
+            size += piece.length
+        if not chosen:
+            return None
+        failpoints.reach("tier.read")
+        moved = self._replace(stream, backlog, chosen)
+        self.delete_inline(backlog.log, chosen[-1].end)
+        return moved
+
+    def compact(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
+        """Make one chunk of a log's small ones, if there are enough of them; None if there are not."""
+        found = self._engine.read(tiers.list_small, backlog.log, backlog.start, CHUNK_EXTENTS)
+        chosen = choose_chunks(found, is_sealed=backlog.is_sealed)
+        if len(chosen) > 1:
+            return self._replace(stream, backlog, chosen)
+        if len(found) < COMPACT_CHUNKS:
+            # Some went by truncation: don't look again before there are more.
+            self._engine.write_once(tiers.count_small, backlog.log, -1 if backlog.is_sealed else len(found))
+        return None
+
+    def delete_inline(self, log: int, until: int) -> None:
+        """Delete the inline blocks whose events are in chunks, in slices."""
+        while self._engine.write(tiers.delete_inline, log, until, _INLINE_ROWS):
+            failpoints.reach("tier.sliced")
+
+    def _replace(self, stream: StreamRef, backlog: Backlog, old: Sequence[Piece]) -> Moved:
+        index = self._next_index()
+        suffix = "bytes" if stream.kind == "bytes" else "parquet"
+        key = layout.chunk_key(stream.name, stream.id, backlog.segment, old[0].first, self._session, index, suffix)
+        cursor = SegmentCursor(self._engine, stream, _view(backlog), old[0].first, old[-1].end)
+        if stream.kind == "bytes":
+            new = _write_raw(self._engine, key, cursor)
+        else:
+            new = [_write_parquet(self._engine, key, cursor, stream, old)]
+        failpoints.reach("tier.written")
+        object = layout.object_id(self._session, index), key
+        self._engine.write_once(tiers.swap, self._session, backlog.log, old, new, object)
+        failpoints.reach("tier.swapped")
+        return Moved(old[-1].end - old[0].first, len(old), sum(piece.bytes for piece in old), sum(extent.length for extent in new))
+
+
+def choose_chunks(chunks: Sequence[Piece], *, is_sealed: bool) -> list[Piece]:
+    """Neighbours to make one of: enough of about one size, so that each byte is written again only a few times.
+
+    A sealed log gets no more, so there any two that fit are joined.
+    """
+    runs: list[list[Piece]] = []
+    for chunk in chunks:
+        if runs and runs[-1][-1].end == chunk.first:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    if is_sealed:
+        for run in runs:
+            for start in range(len(run) - 1):
+                if len(fitting := _fitting(run[start:])) > 1:
+                    return fitting
+        return []
+    for size in _SIZES:
+        for run in runs:
+            # The newest are the smallest: those at the end that are below this size.
+            start = len(run)
+            while start and run[start - 1].bytes < size:
+                start -= 1
+            if len(run) - start >= COMPACT_CHUNKS:
+                return _fitting(run[start:])
+    return []
+
+
+def _fitting(chunks: Sequence[Piece]) -> list[Piece]:
+    """As many of the first as fit into one chunk."""
+    found: list[Piece] = []
+    size = 0
+    for chunk in chunks:
+        size += chunk.bytes
+        if size > CHUNK_BYTES:
+            break
+        found.append(chunk)
+    return found
+
+
+def _view(backlog: Backlog) -> SegmentRow:
+    """A log as if it were a segment of its own, to be read by a cursor."""
+    keys = KeyRange(0, KEY_SPACE)
+    return SegmentRow(backlog.segment, backlog.log, keys, 0, 0, None, None, 0, 1 << 62, 0, 0, 0, 0)
+
+
+def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: StreamRef, old: Sequence[Piece]) -> NewExtent:
+    names = [*stream.schema.names, *EXTRA]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        while (batch := cursor.next_batch()) is not None:
+            if not batch.schema.equals(stream.schema):
+                raise ConditionFailedError("the schema changed while a chunk was written")
+            yield batch.to_arrow(names)
+
+    engine.storage.write(key, lambda sink: _check_rows(write_chunk(sink, stream.schema, stream.schema_version, batches()), old))
+    info = seal_chunk(engine.storage, key)
+    last_at = old[-1].last_at or old[-1].appended_at
+    raw = sum(piece.bytes for piece in old)
+    return NewExtent(old[0].first, old[-1].end - old[0].first, info.length, info.crc, old[0].appended_at, 0, PARQUET, raw, last_at)
+
+
+def _check_rows(rows: int, old: Sequence[Piece]) -> None:
+    assert rows == old[-1].end - old[0].first, f"{rows} rows were written instead of {old[-1].end - old[0].first}"
+
+
+def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExtent]:
+    new: list[NewExtent] = []
+
+    def produce(sink: pa.NativeFile) -> None:
+        new.clear()
+        at, position = cursor.number, 0
+        crc = size = first_at = last_at = 0
+        while (found := cursor.next_block()) is not None:
+            extent, data = found
+            if not size:
+                first_at = extent.appended_at
+            sink.write(data)
+            crc, size, last_at = google_crc32c.extend(crc, data), size + data.size, extent.last_at or extent.appended_at
+            if size >= _RAW_BYTES or cursor.is_done:
+                new.append(NewExtent(at, size, size, crc, first_at, position, RAW, size, last_at))
+                at, position, crc, size = at + size, position + size, 0, 0
+
+    engine.storage.write(key, produce)
+    return new

@@ -1,0 +1,109 @@
+"""Garbage: stored objects that nobody needs, found by what the catalog says of their makers. Age decides nothing.
+
+An object goes from storage first and its row after it, so that a crash in between leaves a row that is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from headwater.catalog import objects, transactions
+from headwater.catalog.database import Tx
+from headwater.catalog.objects import ObjectRow, Owners
+from headwater.model.limits import LOCAL_WRITES
+from headwater.runtime import clock, failpoints
+from headwater.segments.engine import Engine
+from headwater.storage import layout
+from headwater.storage.interface import ObjectInfo
+
+_SLICE = 200
+#: A transaction may store its blocks before the catalog hears of it. One that is not heard of for this long is aborted there first, so
+#: that a commit which comes after all is refused: then its bytes can go.
+_UNHEARD_SECONDS = 3600.0
+_PREFIXES = (layout.JOURNAL_PREFIX, layout.OBJECT_PREFIX, layout.CHUNK_PREFIX, layout.TRANSACTION_PREFIX)
+
+
+def collect(engine: Engine, session: int) -> int:
+    """Delete the objects whose last extent is gone; returns how many."""
+    dead = engine.read(_find_dead)
+    if dead:
+        failpoints.reach("garbage.found")
+    for start in range(0, len(dead), _SLICE):
+        some = dead[start : start + _SLICE]
+        engine.storage.delete([row.key for row in some])
+        failpoints.reach("garbage.deleted")
+        engine.write_once(objects.forget, session, [row.id for row in some])
+        failpoints.reach("garbage.forgotten")
+    return len(dead)
+
+
+def _find_dead(tx: Tx) -> list[ObjectRow]:
+    unnamed = objects.list_unnamed(tx)
+    owners = objects.get_owners(tx) if unnamed else Owners(frozenset(), frozenset())
+    return [row for row in unnamed if not _may_be_named(tx, row, owners)]
+
+
+def _may_be_named(tx: Tx, row: ObjectRow, owners: Owners) -> bool:
+    """Whether its maker may still commit something that lies in this object."""
+    transaction = layout.parse_transaction_key(row.key)
+    if transaction is not None:
+        return transaction in owners.transactions
+    found = layout.parse_key(row.key)
+    if found is None:
+        return True  # Not one of ours to judge.
+    if found.kind != "journal" or found.session not in owners.sessions:
+        return False  # Other objects are named once, in the commit that made their row.
+    # Flushes that are stored at the same time may lie in two files in the wrong order, but no further apart.
+    last = layout.object_id(found.session, layout.INDEXES - 1)
+    newest = objects.find_newest(tx, layout.object_id(found.session, 0), last)
+    return newest is None or newest - row.id < LOCAL_WRITES
+
+
+def collect_orphans(engine: Engine, session: int) -> int:
+    """Delete what has no row in the catalog and no maker who could still name it: left by killed processes and aborted transactions.
+
+    This lists the whole storage, so it is done seldom.
+    """
+    gone = 0
+    prefixes = (*_PREFIXES, layout.TEMPORARY_PREFIX) if engine.storage.local else _PREFIXES
+    for prefix in prefixes:
+        listing = iter(engine.storage.list(prefix))
+        while page := list(islice(listing, 1000)):
+            _bury(engine, session, page)
+            # The look comes after the listing: a maker that is not live now had named it by now, or never will.
+            dead = engine.read(_find_orphans, [info.key for info in page])
+            if dead:
+                failpoints.reach("garbage.found")
+                engine.storage.delete(dead)
+                failpoints.reach("garbage.deleted")
+            gone += len(dead)
+    return gone
+
+
+def _bury(engine: Engine, session: int, page: Sequence[ObjectInfo]) -> None:
+    """Abort transactions that stored something long ago and that the catalog never heard of: their commit can't come any more."""
+    old = clock.now_us() - int(_UNHEARD_SECONDS * 1_000_000)
+    ids = {_transaction(info.key) for info in page if info.modified_us < old} - {None}
+    unheard = engine.read(transactions.find_unknown, sorted(id for id in ids if id is not None))
+    if unheard:
+        engine.write_once(objects.bury, session, unheard)
+
+
+def _transaction(key: str) -> str | None:
+    return layout.parse_transaction_key(layout.parse_temporary_key(key) or key)
+
+
+def _find_orphans(tx: Tx, keys: Sequence[str]) -> list[str]:
+    known = objects.find_known(tx, keys)
+    unheard = set(transactions.find_unknown(tx, sorted({id for id in map(_transaction, keys) if id is not None})))
+    owners = objects.get_owners(tx)
+    return [key for key in keys if key not in known and _is_orphan(key, owners, unheard)]
+
+
+def _is_orphan(key: str, owners: Owners, unheard: set[str]) -> bool:
+    transaction = _transaction(key)
+    if transaction is not None:
+        return transaction not in owners.transactions and transaction not in unheard
+    found = layout.parse_key(layout.parse_temporary_key(key) or key)
+    return found is not None and found.session not in owners.sessions

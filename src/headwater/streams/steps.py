@@ -1,0 +1,206 @@
+"""Going on through streams in steps: where a reader gets to with so many events, no segment before its predecessors are finished.
+
+A step holds a segment together with its successor only where all of both that it holds is small enough to be read as one piece, in order.
+So whoever reads the segments of a step in parallel, a piece at a time, keeps the order of each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from headwater.catalog import segments
+from headwater.catalog.database import Tx
+from headwater.catalog.segments import SegmentRow
+from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
+from headwater.model.cuts import Cut, StreamCut, first_spans, is_before, last_spans
+from headwater.model.limits import MIB
+from headwater.segments.lanes import StreamRef
+from headwater.streams import cuts
+from headwater.streams.cuts import Range
+from headwater.streams.lineage import Lineage
+
+#: Up to this size a segment and its successor may be in one step.
+PIECE_BYTES = 64 * MIB
+
+
+def advance(
+    tx: Tx,
+    store_id: str,
+    streams: Sequence[StreamRef],
+    start: Cut,
+    end: Cut | None,
+    max_events: int | None,
+    max_bytes: int | None,
+    skip_truncated: bool,
+    piece_bytes: int,
+) -> Cut:
+    """The place up to `max_events` and about `max_bytes` behind `start`, and not behind `end`; `start` itself if there is nothing."""
+    walks = [_walk(tx, store_id, stream, start, end, skip_truncated, piece_bytes) for stream in streams]
+    events, size = max_events, max_bytes
+    has_moved = False
+    while ready := [(walk, item) for walk in walks for item in walk.enter_ready()]:
+        # All that are ready share what is left, each by how much it has.
+        share = 1.0
+        if events is not None:
+            share = min(share, events / max(1, sum(item.end - item.start for _, item in ready)))
+        if size is not None:
+            share = min(share, size / max(1, sum(_bytes(item) for _, item in ready)))
+        taken = [(walk, item, int((item.end - item.start) * share)) for walk, item in ready]
+        if share < 1.0 and not has_moved and not any(count for _, _, count in taken):
+            first = next(index for index, (_, item, _) in enumerate(taken) if item.end > item.start)
+            taken[first] = (*taken[first][:2], 1)
+        for walk, item, count in taken:
+            has_moved = has_moved or count > 0
+            walk.take(item, count)
+        if events is not None:
+            events -= sum(count for _, _, count in taken)
+        if size is not None:
+            size -= sum(_bytes(item) * count // max(1, item.end - item.start) for _, item, count in taken)
+        if share < 1.0:
+            break
+    if not has_moved:
+        return start
+    return Cut(store_id, {walk.stream.name: StreamCut(walk.stream.id, walk.place()) for walk in walks})
+
+
+def _bytes(item: Range) -> int:
+    """About how many bytes a range has."""
+    row = item.segment
+    return row.bytes * (item.end - item.start) // max(1, row.tail - row.head)
+
+
+class _Piece:
+    """Segments of a step, each overlapping a predecessor or successor among them, that are read as one, in order."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+@dataclass
+class _Walk:
+    """One stream's part of a step: how far it is in each segment it entered."""
+
+    stream: StreamRef
+    lineage: Lineage
+    piece_bytes: int
+    numbers: dict[int, int]
+    rows: dict[int, SegmentRow]
+    #: For each segment that this step has events of, the piece it belongs to.
+    pieces: dict[int, _Piece] = field(default_factory=dict)
+
+    def enter_ready(self) -> list[Range]:
+        """Enter the segments whose predecessors are finished. Those that don't fit into one piece with them wait for the next step.
+
+        Successors of the same segments are entered together or not at all, since a place covers all keys.
+        """
+        families: list[tuple[set[_Piece], list[Range]]] = []
+        for item in self.lineage.take_ready():
+            parents = self._parents(item)
+            family = (parents, [item])
+            for other in [other for other in families if other[0] & parents]:
+                families.remove(other)
+                family = (family[0] | other[0], family[1] + other[1])
+            families.append(family)
+        entered = []
+        for parents, items in families:
+            size = sum(piece.size for piece in parents)
+            if parents and size + sum(_bytes(item) for item in items) > self.piece_bytes:
+                continue
+            joined = _Piece(size)
+            self.pieces = {number: joined if piece in parents else piece for number, piece in self.pieces.items()}
+            self.numbers |= {item.segment.number: item.start for item in items}
+            entered += items
+        return entered
+
+    def _parents(self, item: Range) -> set[_Piece]:
+        return {piece for number, piece in self.pieces.items() if self.rows[number].keys.overlaps(item.segment.keys)}
+
+    def take(self, item: Range, count: int) -> None:
+        number = item.segment.number
+        self.numbers[number] = item.start + count
+        if count:
+            piece = next(iter(self._parents(item)), None) or _Piece(0)
+            piece.size += _bytes(item) * count // (item.end - item.start)
+            self.pieces[number] = piece
+        if item.start + count == item.segment.tail and not item.segment.is_open:
+            self.lineage.finish(number)
+
+    def place(self) -> dict[int, int]:
+        return {span.number: self.numbers[span.number] for span in last_spans(self.rows[number].span for number in self.numbers)}
+
+
+def _walk(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut | None, skip_truncated: bool, piece_bytes: int) -> _Walk:
+    rows = segments.list_segments(tx, stream.id)
+    if not rows:
+        raise NotFoundError(f"stream {stream.name} was deleted")
+    lower = cuts.cut_numbers(store_id, stream, rows, start)
+    upper = cuts.cut_numbers(store_id, stream, rows, end) if end is not None else None
+    if _is_truncated(rows, lower):
+        if skip_truncated:
+            lower = _skip_truncated(rows, lower)
+        else:
+            # Tags and holds may keep what was truncated.
+            rows = _check_kept(tx, store_id, stream, rows, lower, upper)
+    by_number = {row.number: row for row in rows}
+    lower_spans = [by_number[number].span for number in lower]
+    upper_spans = [by_number[number].span for number in upper or {} if number in by_number]
+    lineage = Lineage()
+    for row in rows:
+        first = lower.get(row.number, row.head)
+        if row.number not in lower and is_before(row.span, lower_spans):
+            continue
+        until = row.tail
+        if upper is not None:
+            if row.number in upper:
+                until = min(until, upper[row.number])
+            elif not is_before(row.span, upper_spans):
+                # At the end, but the place needs a segment for each key: this is where the next step would begin.
+                until = first
+        lineage.add(Range(row, first, max(first, until)))
+    return _Walk(stream, lineage, piece_bytes, dict(lower), by_number)
+
+
+def _is_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> bool:
+    heads = {row.number: row.head for row in rows}
+    return any(number not in heads or at < heads[number] for number, at in lower.items())
+
+
+def _skip_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> dict[int, int]:
+    """The later one of a place and the head, for each key."""
+    by_number = {row.number: row for row in rows}
+    numbers = {span.number: span.head for span in first_spans(row.span for row in rows)}
+    for number, at in lower.items():
+        if number in by_number:
+            numbers[number] = max(at, by_number[number].head)
+    return {span.number: numbers[span.number] for span in last_spans(by_number[number].span for number in numbers)}
+
+
+def _check_kept(
+    tx: Tx, store_id: str, stream: StreamRef, rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None
+) -> list[SegmentRow]:
+    """All segments with the truncated ones, if what lies behind the place is kept; else TruncatedError with what was lost."""
+    tails = upper or {span.number: span.tail for span in last_spans(row.span for row in rows)}
+    if cuts.kept_ranges(tx, stream, lower, tails) is not None:
+        return [replace(row, head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
+    head = {span.number: span.head for span in first_spans(row.span for row in rows)}
+    raise TruncatedError(
+        f"{describe_loss(stream.name, rows, lower)}; read on from its head", Cut(store_id, {stream.name: StreamCut(stream.id, head)})
+    )
+
+
+def describe_loss(name: str, rows: Sequence[SegmentRow], lower: dict[int, int]) -> str:
+    """What of a stream lies behind a place and was truncated, as a sentence."""
+    heads = {row.number: row.head for row in rows}
+    lost = [
+        f"events {at:,} to {heads[number] - 1:,} of segment {number}" if number in heads else f"segment {number} from event {at:,} on"
+        for number, at in sorted(lower.items())
+        if number not in heads or at < heads[number]
+    ]
+    shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+    return f"{shown} of {name} and what followed up to its head were truncated before they were read"
+
+
+def check_limit(value: int | None, what: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InvalidRequestError(f"{what} is a whole number above 0, not {value!r}")

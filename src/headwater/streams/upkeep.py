@@ -1,0 +1,334 @@
+"""Upkeep: what a store needs done now and then, by one process at a time.
+
+Whoever has the lease times out transactions, fences dead sessions, tiers, scales, retains and collects garbage. Each step is safe by
+itself, however often it is begun and wherever it is broken off; the lease only keeps two processes from doing the same work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+
+from headwater.catalog import leases, objects, sessions, streams, tags, tiers, transactions
+from headwater.catalog.database import Tx
+from headwater.catalog.tiers import Backlog, Weight
+from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
+from headwater.model.limits import (
+    KEPT_SECONDS,
+    LEASE_SECONDS,
+    MARKER_SECONDS,
+    SESSION_SECONDS,
+    SLICE_ROWS,
+    TIER_BYTES,
+    TIER_EXTENTS,
+    TIER_SECONDS,
+    UPKEEP_DELAY_SECONDS,
+)
+from headwater.runtime import failpoints
+from headwater.runtime.heart import Heart
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import StreamRef
+from headwater.segments.tiering import Chunks, Moved
+from headwater.streams import autoscaling, garbage, retention, truncation
+from headwater.streams.lifecycle import stream_ref
+
+log = logging.getLogger("headwater.upkeep")
+
+_ROUND_SECONDS = 2.0
+_GARBAGE_SECONDS = 30.0
+_SCALING_SECONDS = 10.0
+_RETENTION_SECONDS = 30.0
+_ORPHANS_SECONDS = 3600.0
+#: How long a round by hand waits for another one by hand.
+_HAND_SECONDS = 60.0
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+@dataclass
+class UpkeepReport:
+    """What upkeep did: in one round, or since the store was opened."""
+
+    transactions_aborted: int = 0
+    sessions_fenced: int = 0
+    chunks_written: int = 0
+    events_tiered: int = 0
+    bytes_tiered: int = 0
+    bytes_stored: int = 0
+    chunks_compacted: int = 0
+    streams_truncated: int = 0
+    segments_split: int = 0
+    segments_merged: int = 0
+    rows_deleted: int = 0
+    objects_deleted: int = 0
+    seconds: float = 0.0
+    #: What could not be done, a line each. The rest was; these are tried again next time.
+    problems: tuple[str, ...] = ()
+
+    def add(self, other: UpkeepReport) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.problems = self.problems[-100:]
+
+
+class Upkeep:
+    """The upkeep of one open store. `start` begins the background thread; `run` does one full round in the caller's."""
+
+    def __init__(self, engine: Engine, heart: Heart) -> None:
+        self._engine = engine
+        self._heart = heart
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._session: int | None = None
+        self._is_held = False
+        self._beats = False
+        self._due: dict[str, float] = {}
+        self._weighed: dict[int, tuple[int, int]] = {}
+        self._index = 0
+        #: Everything done since the store was opened.
+        self.totals = UpkeepReport()
+
+    # Who does it.
+
+    def start(self) -> None:
+        """Begin the background thread, which asks for the lease after a while: short commands never take it."""
+        self._thread = threading.Thread(target=self._run, name="headwater-upkeep", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause = UPKEEP_DELAY_SECONDS
+        while not self._stop.wait(pause):
+            pause = _ROUND_SECONDS
+            try:
+                with self._mutex:
+                    if not self._wanted.is_set() and self._take_if_free():
+                        self._round(eager=False)
+            except FencedError:
+                self._is_held = False
+            except UnavailableError as error:
+                log.info("upkeep waits: %s", error)
+            except HeadwaterError as error:
+                if not self._engine.is_closed:
+                    log.warning("upkeep failed, and is tried again: %s", error)
+            except Exception:
+                log.exception("upkeep failed, and is tried again")
+
+    def run(self) -> UpkeepReport:
+        """One full round now: everything that waits is tiered, whatever its size, and the storage is searched for orphans."""
+        self._wanted.set()
+        try:
+            with self._mutex, self._by_hand():
+                return self._round(eager=True)
+        finally:
+            self._wanted.clear()
+
+    def close(self) -> None:
+        """Stop, and let another process have the lease at once."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=60)
+        self._give_up()
+
+    def _take_if_free(self) -> bool:
+        if self._is_held:
+            return True
+        if self._engine.look(leases.find_holder) is not None:
+            return False
+        return self._take(by_hand=False) is None
+
+    def _take(self, *, by_hand: bool) -> str | None:
+        """Take the lease; else who has it."""
+        process = f"{socket.gethostname()}:{os.getpid()}"
+        if self._session is None:
+            self._session = self._engine.write_once(sessions.begin_session, f"{process} upkeep")
+            self._index = 0
+        holder = self._engine.write_once(leases.take, self._session, process, _us(LEASE_SECONDS), by_hand=by_hand)
+        self._is_held = holder is None
+        if self._is_held and not self._beats:
+            self._beats = True
+            self._heart.add(self._beat, LEASE_SECONDS / 3)
+        return holder
+
+    @contextmanager
+    def _by_hand(self) -> Iterator[None]:
+        deadline = time.monotonic() + _HAND_SECONDS
+        while (holder := self._take(by_hand=True)) is not None:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"{holder} does the upkeep of this store: it is one process at a time; repeat when it is done")
+            self._stop.wait(0.1)
+        try:
+            yield
+        finally:
+            # The background, here or elsewhere, may go on.
+            with suppress(HeadwaterError):
+                self._give_up()
+
+    def _beat(self) -> bool:
+        """For the heart: keep the lease and the session, while they are ours."""
+        session = self._session
+        if session is None or self._engine.is_closed:
+            self._beats = False
+            return False
+        try:
+            self._engine.write_once(sessions.renew_session, session)
+            if self._is_held and not self._engine.write_once(leases.renew, session, _us(LEASE_SECONDS)):
+                self._is_held = False
+        except HeadwaterError as error:
+            log.info("the upkeep's lease could not be renewed: %s", error)
+        return True
+
+    def _give_up(self) -> None:
+        session, self._session, self._is_held = self._session, None, False
+        if session is not None and not self._engine.is_closed:
+
+            def work(tx: Tx) -> None:
+                leases.release(tx, session)
+                sessions.end_session(tx, session)
+
+            # If it can't be told now, the lease runs out by itself.
+            with suppress(UnavailableError):
+                self._engine.write_once(work)
+
+    # What is done.
+
+    def _round(self, *, eager: bool) -> UpkeepReport:
+        began = time.monotonic()
+        report = UpkeepReport()
+        steps: list[tuple[str, float, Callable[[UpkeepReport], None]]] = [
+            ("time-outs", 0.0, self._time_out),
+            ("scaling", _SCALING_SECONDS, self._scale),
+            ("tiering", 0.0, lambda report: self._tier(report, eager)),
+            ("compaction", 0.0, self._compact),
+            ("retention", _RETENTION_SECONDS, self._retain),
+            ("garbage", _GARBAGE_SECONDS, self._collect),
+            ("orphans", _ORPHANS_SECONDS, self._collect_orphans),
+        ]
+        for name, interval, step in steps:
+            now = time.monotonic()
+            if not eager and (self._wanted.is_set() or self._stop.is_set() or now < self._due.get(name, 0.0)):
+                continue
+            self._due[name] = now + interval
+            try:
+                step(report)
+            except (FencedError, UnavailableError):
+                raise
+            except HeadwaterError as error:
+                self._note(report, f"{name}: {error}")
+        report.seconds = time.monotonic() - began
+        self.totals.add(report)
+        return report
+
+    def _note(self, report: UpkeepReport, problem: str) -> None:
+        log.warning("upkeep: %s", problem)
+        report.problems += (problem,)
+
+    def _time_out(self, report: UpkeepReport) -> None:
+        if self._engine.look(transactions.has_expired):
+            while gone := self._engine.write(transactions.abort_expired):
+                report.transactions_aborted += len(gone)
+                failpoints.reach("txn.expired")
+        if self._engine.look(sessions.has_expired, _us(SESSION_SECONDS)):
+            report.sessions_fenced += len(self._engine.write(sessions.fence_expired_sessions, _us(SESSION_SECONDS)))
+        if self._engine.look(tags.has_expired):
+            self._engine.write(tags.delete_expired)
+            report.rows_deleted += truncation.free_rows(self._engine)
+
+    def _scale(self, report: UpkeepReport) -> None:
+        done = autoscaling.scale_streams(self._engine, self._now_us())
+        report.segments_split += done.splits
+        report.segments_merged += done.merges
+
+    def _retain(self, report: UpkeepReport) -> None:
+        report.streams_truncated += retention.retain(self._engine, self._now_us(), lambda problem: self._note(report, problem))
+        report.rows_deleted += truncation.free_rows(self._engine)
+
+    def _tier(self, report: UpkeepReport, eager: bool) -> None:
+        backlogs = self._engine.read(tiers.list_backlogs)
+        now_us = self._now_us()
+        self._weighed = {backlog.log: self._weighed[backlog.log] for backlog in backlogs if backlog.log in self._weighed}
+        for backlog in backlogs:
+            while self._may_go_on(eager) and (eager or self._is_due(backlog, now_us)):
+                moved = self._try(report, backlog, lambda chunks, ref, backlog=backlog: chunks.tier(ref, backlog))  # type: ignore[misc]
+                if moved is None:
+                    break
+                self._due["garbage"] = min(self._due.get("garbage", 0.0), time.monotonic() + _ROUND_SECONDS)
+                backlog = backlog._replace(start=self._engine.look(tiers.get_until, backlog.log))
+        for leftover, until in self._engine.read(tiers.list_leftover_inline):
+            self._chunks().delete_inline(leftover, until)
+
+    def _is_due(self, backlog: Backlog, now_us: int) -> bool:
+        """Whether a log's blocks are many, large, old or final enough to be made a chunk."""
+        until, due_at = self._weighed.get(backlog.log, (-1, 0))
+        if until == backlog.tail and now_us < due_at:
+            return False
+        weight: Weight = self._engine.look(tiers.weigh, backlog.log, backlog.start, TIER_EXTENTS)
+        due_at = weight.oldest_at + _us(TIER_SECONDS)
+        self._weighed[backlog.log] = (backlog.tail, due_at)
+        if not weight.extents:
+            self._weighed[backlog.log] = (backlog.tail, now_us + _us(TIER_SECONDS))
+            return False
+        return weight.bytes >= TIER_BYTES or weight.extents >= TIER_EXTENTS or backlog.is_sealed or now_us >= due_at
+
+    def _compact(self, report: UpkeepReport) -> None:
+        for backlog in self._engine.read(tiers.list_crowded):
+            while self._may_go_on(True):
+                moved = self._try(report, backlog, lambda chunks, ref, backlog=backlog: chunks.compact(ref, backlog))  # type: ignore[misc]
+                if moved is None:
+                    break
+                report.chunks_compacted += moved.extents
+
+    def _try(self, report: UpkeepReport, backlog: Backlog, make: Callable[[Chunks, StreamRef], Moved | None]) -> Moved | None:
+        """Make one chunk. What is damaged or was changed meanwhile is left, and the rest goes on."""
+        try:
+            ref = stream_ref(self._engine, self._engine.look(streams.get_stream, backlog.stream))
+            moved = make(self._chunks(), ref)
+        except (ConditionFailedError, TruncatedError, NotFoundError):
+            return None
+        except (FencedError, UnavailableError):
+            raise
+        except HeadwaterError as error:
+            self._note(report, f"segment {backlog.segment} of stream {backlog.stream} could not be tiered: {error}")
+            return None
+        if moved is not None:
+            report.chunks_written += 1
+            report.events_tiered += moved.events
+            report.bytes_tiered += moved.raw_bytes
+            report.bytes_stored += moved.stored_bytes
+        return moved
+
+    def _collect(self, report: UpkeepReport) -> None:
+        report.rows_deleted += truncation.free_rows(self._engine)
+        while gone := self._engine.write_once(objects.prune, self._live_session(), _us(KEPT_SECONDS), _us(MARKER_SECONDS), SLICE_ROWS // 4):
+            report.rows_deleted += gone
+        report.objects_deleted += garbage.collect(self._engine, self._live_session())
+
+    def _collect_orphans(self, report: UpkeepReport) -> None:
+        report.objects_deleted += garbage.collect_orphans(self._engine, self._live_session())
+
+    def _chunks(self) -> Chunks:
+        return Chunks(self._engine, self._live_session(), self._next_index)
+
+    def _next_index(self) -> int:
+        self._index += 1
+        return self._index
+
+    def _live_session(self) -> int:
+        if self._session is None or not self._is_held:
+            raise FencedError("another process does the upkeep by now")
+        return self._session
+
+    def _may_go_on(self, by_hand: bool) -> bool:
+        return not self._stop.is_set() and (by_hand or not self._wanted.is_set())
+
+    def _now_us(self) -> int:
+        return int(self._engine.database.query("SELECT now_us()")[0][0])
