@@ -149,6 +149,11 @@ def list_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection
     return [f"{row[0]}/{row[1]}" for row in sorted(tx.run(sql, values))]
 
 
+def is_retained(tx: Tx, stream: int) -> bool:
+    """Whether some of a stream may go by itself."""
+    return bool(tx.run("SELECT 1 FROM stream WHERE id = ? AND retention <> ?", (stream, Retention.forever().to_json())))
+
+
 def list_retained(tx: Tx) -> list[StreamRow]:
     """The streams that don't keep everything for ever."""
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE retention <> ? ORDER BY id", (Retention.forever().to_json(),))

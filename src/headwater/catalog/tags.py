@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.catalog import segments
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Row, Tx
 
 Pins = dict[int, list[tuple[int, int]]]
 
@@ -24,9 +24,16 @@ def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
     return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag WHERE expires_at IS NULL ORDER BY name")]
 
 
-def set_expiry(tx: Tx, name: str, lease_us: int) -> None:
-    """Make a tag a hold, which ends by itself."""
-    tx.run("UPDATE tag SET expires_at = now_us() + ? WHERE name = ?", (lease_us, name))
+def hold(tx: Tx, name: str, pins: list[tuple[int, int, int, int]], lease_us: int) -> None:
+    """Pin (stream, segment, first, until) for a while, in place of what this name held before. The caller has locked the streams."""
+    tx.run(
+        "INSERT INTO tag (name, cut, head, created_at, expires_at) VALUES (?, '', '', now_us(), now_us() + ?) "
+        "ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at WHERE tag.expires_at IS NOT NULL",
+        (name, lease_us),
+    )
+    before = tx.run("DELETE FROM pin WHERE tag = ? RETURNING stream, segment", (name,))
+    tx.run_all([("INSERT INTO pin (tag, stream, segment, first, until) VALUES (?, ?, ?, ?, ?)", (name, *pin)) for pin in pins])
+    _forget_unpinned(tx, sorted(before))
 
 
 def has_expired(tx: Tx) -> bool:
@@ -44,12 +51,16 @@ def delete_tag(tx: Tx, name: str) -> bool:
     pinned = tx.run("SELECT stream, segment FROM pin WHERE tag = ? ORDER BY stream, segment", (name,))
     tx.run("DELETE FROM pin WHERE tag = ?", (name,))
     gone = tx.run("DELETE FROM tag WHERE name = ? RETURNING name", (name,))
-    for stream, segment in pinned:
+    _forget_unpinned(tx, pinned)
+    return bool(gone)
+
+
+def _forget_unpinned(tx: Tx, places: list[Row]) -> None:
+    for stream, segment in places:
         row = segments.find_segment(tx, stream, segment)
         others = tx.run("SELECT 1 FROM pin WHERE stream = ? AND segment = ? LIMIT 1", (stream, segment))
         if row is not None and row.dropped and not others:
             segments.forget_segments(tx, stream, [segment])
-    return bool(gone)
 
 
 def get_pins(tx: Tx, stream: int) -> Pins:

@@ -71,9 +71,7 @@ def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> Non
         for ref in sorted(refs, key=lambda ref: ref.id):
             streams.lock_stream(tx, ref.id)
             pins += [(ref.id, row.segment.number, row.start, row.end) for row in cuts.kept_between(tx, engine.store_id, ref, start, end)]
-        tags.delete_tag(tx, name)
-        tags.insert_tag(tx, name, str(end), str(start), pins)
-        tags.set_expiry(tx, name, int(seconds * 1_000_000))
+        tags.hold(tx, name, pins, int(seconds * 1_000_000))
 
     engine.write_once(work)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from headwater.catalog import segments, streams
+from headwater.catalog import segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import NotFoundError, TruncatedError
+from headwater.errors import HeadwaterError, NotFoundError, TruncatedError
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, SegmentCursor
@@ -16,6 +19,40 @@ from headwater.streams.cuts import Place, Range
 from headwater.streams.lineage import Lineage
 
 _LONGEST_WAIT_SECONDS = 1.0
+#: How long a running reader's hold lasts when it is not heard of.
+_HOLD_SECONDS = 600.0
+
+
+class _Hold:
+    """Keeps what a running reader has still to read from being retained away, on a stream that does not keep everything."""
+
+    def __init__(self, engine: Engine, stream: StreamRef) -> None:
+        self._engine = engine
+        self._stream = stream
+        self._name = f"reader-{uuid.uuid4().hex}"
+        self._is_needed = engine.look(streams.is_retained, stream.id)
+        self._due = 0.0
+        self._is_held = False
+
+    def renew(self, left: Callable[[], Iterable[tuple[int, int, int]]]) -> None:
+        """Hold (segment, start, end) from now on, if it is time to say so again."""
+        if not self._is_needed or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _HOLD_SECONDS / 4
+        pins = [(self._stream.id, *numbers) for numbers in left()]
+
+        def work(tx: Tx) -> None:
+            streams.lock_stream(tx, self._stream.id)
+            tags.hold(tx, self._name, pins, int(_HOLD_SECONDS * 1_000_000))
+
+        self._engine.write_once(work)
+        self._is_held = True
+
+    def release(self) -> None:
+        if self._is_held and not self._engine.is_closed:
+            # If it can't be told now, the hold ends by itself.
+            with suppress(HeadwaterError):
+                self._engine.write_once(tags.delete_tag, self._name)
 
 
 def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place, columns: Sequence[str] | None = None) -> Iterator[Batch]:
@@ -26,18 +63,26 @@ def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place, co
 def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None) -> Iterator[Batch]:
     lineage = _lineage(ranges)
     reading: set[SegmentCursor] = set()
-    while lineage or reading:
-        reading.update(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns) for item in lineage.take_ready())
-        try:
-            cursor = _earliest(reading)
-            batch = cursor.next_batch()
-        except TruncatedError as error:
-            raise _with_head(engine, stream, error) from None
-        if cursor.is_done:
-            reading.remove(cursor)
-            lineage.finish(cursor.segment)
-        if batch is not None:
-            yield batch
+    left = {item.segment.number: (item.segment.number, item.start, item.end) for item in ranges}
+    hold = _Hold(engine, stream)
+    try:
+        while lineage or reading:
+            hold.renew(left.values)
+            reading.update(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns) for item in lineage.take_ready())
+            try:
+                cursor = _earliest(reading)
+                batch = cursor.next_batch()
+            except TruncatedError as error:
+                raise _with_head(engine, stream, error) from None
+            left[cursor.segment] = (cursor.segment, cursor.number, left[cursor.segment][2])
+            if cursor.is_done:
+                reading.remove(cursor)
+                lineage.finish(cursor.segment)
+                del left[cursor.segment]
+            if batch is not None:
+                yield batch
+    finally:
+        hold.release()
 
 
 def _lineage(ranges: Iterable[Range]) -> Lineage:
@@ -65,11 +110,22 @@ def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[
 
 def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int) -> Iterator[Batch | None]:
     reading: set[SegmentCursor] = set()
+    hold = _Hold(engine, stream)
+    try:
+        yield from _follow(engine, stream, lineage, newest, reading, hold)
+    finally:
+        hold.release()
+
+
+def _follow(
+    engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, reading: set[SegmentCursor], hold: _Hold
+) -> Iterator[Batch | None]:
     while True:
         seen = engine.changes.version()
         for item in lineage.take_ready():
             end = item.end if not item.segment.is_open else None
             reading.add(SegmentCursor(engine, stream, item.segment, item.start, end))
+        hold.renew(lambda: _unread(engine, stream, reading))
         found = False
         tails = None
         for cursor in sorted(reading, key=lambda cursor: cursor.segment):
@@ -110,6 +166,13 @@ def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int)
         if not progressed:
             engine.changes.wait(seen, _LONGEST_WAIT_SECONDS)
             yield None
+
+
+def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor]) -> list[tuple[int, int, int]]:
+    """(segment, start, end) of what is there to be read at the moment."""
+    tails = dict(engine.look(_tails, stream))
+    ends = {cursor: cursor.end if cursor.end is not None else tails.get(cursor.segment, 0) for cursor in reading}
+    return [(cursor.segment, cursor.number, end) for cursor, end in ends.items() if cursor.number < end]
 
 
 def get_single_segment(engine: Engine, stream: StreamRef) -> SegmentRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import NamedTuple
 
 from headwater.catalog import groups, segments, streams
 from headwater.catalog.database import Tx
@@ -21,8 +22,15 @@ from headwater.streams.lifecycle import stream_ref
 #: Extents looked at in one round.
 _MOST_EXTENTS = 100_000
 
-_Extents = Iterator[tuple[int, int, int]]
-_Next = tuple[int, int, int, int, _Extents]
+
+class _Extent(NamedTuple):
+    first: int
+    events: int
+    bytes: int
+    last_at: int
+
+
+_Next = tuple[int, int, _Extent, Iterator[_Extent]]
 
 
 def retain(engine: Engine, now_us: int, note: Callable[[str], None]) -> int:
@@ -82,9 +90,12 @@ def _consumed(engine: Engine, stream: StreamRef, names: tuple[str, ...], note: C
 
 
 def _oversized(tx: Tx, stream: StreamRef, limit_bytes: int) -> dict[int, int] | None:
-    """Behind the oldest events that are too many; None if there are none. At least `limit_bytes` stay."""
+    """Behind the oldest events that are too many; None if there are none. About `limit_bytes` stay."""
     rows = segments.list_segments(tx, stream.id)
-    excess = sum(row.bytes for row in rows) - limit_bytes
+    if sum(row.bytes for row in rows) <= limit_bytes:
+        return None
+    # What a tag or a running reader keeps below the head counts in the rows, and does not count here.
+    excess = sum(_count_bytes(tx, row) for row in rows) - limit_bytes
     if excess <= 0:
         return None
     heads = {row.number: row.head for row in rows}
@@ -92,37 +103,42 @@ def _oversized(tx: Tx, stream: StreamRef, limit_bytes: int) -> dict[int, int] | 
     waiting: list[_Next] = []
     for row in rows:
         _push(waiting, row.number, _extents(tx, row))
-    looked = 0
-    while waiting and looked < _MOST_EXTENTS:
-        _, number, end, size, rest = heapq.heappop(waiting)
-        if size > excess:
+    for _ in range(_MOST_EXTENTS):
+        if not waiting:
             break
-        excess -= size
-        heads[number] = end
-        looked += 1
+        _, number, extent, rest = heapq.heappop(waiting)
+        if extent.bytes > excess:
+            heads[number] = extent.first + extent.events * excess // extent.bytes
+            break
+        excess -= extent.bytes
+        heads[number] = extent.first + extent.events
         _push(waiting, number, rest)
     return _cut_behind(rows, heads)
 
 
-def _push(waiting: list[_Next], number: int, rest: _Extents) -> None:
-    found = next(rest, None)
-    if found is not None:
-        heapq.heappush(waiting, (found[0], number, found[1], found[2], rest))
+def _push(waiting: list[_Next], number: int, rest: Iterator[_Extent]) -> None:
+    extent = next(rest, None)
+    if extent is not None:
+        heapq.heappush(waiting, (extent.last_at, number, extent, rest))
 
 
-def _extents(tx: Tx, row: SegmentRow) -> _Extents:
-    """(when its last event was appended, its end, its bytes) of each extent of a segment's own log."""
+def _count_bytes(tx: Tx, row: SegmentRow) -> int:
+    return sum(extent.bytes for extent in _extents(tx, row))
+
+
+def _extents(tx: Tx, row: SegmentRow) -> Iterator[_Extent]:
+    """The extents of a segment's own log from its head on. One that the head cuts counts with what is left of it."""
     at = row.head
-    while True:
-        found = tx.run(
-            "SELECT COALESCE(last_at, appended_at), first + count, COALESCE(raw, length) FROM extent "
-            "WHERE log = ? AND first >= ? ORDER BY first LIMIT 500",
-            (row.log, at),
-        )
-        if not found:
-            return
-        yield from ((last_at, end, size) for last_at, end, size in found)
-        at = found[-1][1]
+    while found := tx.run(
+        "SELECT first, count, COALESCE(raw, length), COALESCE(last_at, appended_at) FROM extent WHERE log = ? AND first + count > ? "
+        "AND first >= COALESCE((SELECT max(first) FROM extent WHERE log = ? AND first <= ?), 0) ORDER BY first LIMIT 500",
+        (row.log, at, row.log, at),
+    ):
+        for first, count, size, last_at in found:
+            start = max(first, row.head)
+            left = first + count - start
+            yield _Extent(start, left, size * left // count, last_at)
+        at = found[-1][0] + found[-1][1]
 
 
 def _cut_behind(rows: list[SegmentRow], heads: dict[int, int]) -> dict[int, int]:

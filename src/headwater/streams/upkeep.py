@@ -207,9 +207,9 @@ class Upkeep:
         steps: list[tuple[str, float, Callable[[UpkeepReport], None]]] = [
             ("time-outs", 0.0, self._time_out),
             ("scaling", _SCALING_SECONDS, self._scale),
+            ("retention", _RETENTION_SECONDS, self._retain),
             ("tiering", 0.0, lambda report: self._tier(report, eager)),
             ("compaction", 0.0, self._compact),
-            ("retention", _RETENTION_SECONDS, self._retain),
             ("garbage", _GARBAGE_SECONDS, self._collect),
             ("orphans", _ORPHANS_SECONDS, self._collect_orphans),
         ]
@@ -229,8 +229,10 @@ class Upkeep:
         return report
 
     def _note(self, report: UpkeepReport, problem: str) -> None:
-        log.warning("upkeep: %s", problem)
         report.problems += (problem,)
+        # Whoever runs a round by hand has the report; the background says each thing once.
+        if not self._wanted.is_set() and problem not in self.totals.problems:
+            log.warning("%s", problem)
 
     def _time_out(self, report: UpkeepReport) -> None:
         if self._engine.look(transactions.has_expired):
