@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -321,6 +322,13 @@ class Store:
         """
         self._check_open()
         return self._upkeep.run()
+
+    @contextmanager
+    def pause_upkeep(self) -> Iterator[None]:
+        """In this block no process tiers, retains or deletes anything, so that files and catalog can be copied one after the other."""
+        self._check_open()
+        with self._upkeep.pause():
+            yield
 
     @property
     def upkeep_totals(self) -> UpkeepReport:

@@ -212,7 +212,8 @@ BLOCK, PARQUET, RAW = 0, 1, 2
 class Extent:
     """Numbers [first, first + count) of a log, and where they are: `data` if inline, else `length` bytes of object `key`.
 
-    A chunk (`form` above 0) also has its bytes before compression, and when its last event was appended.
+    A chunk (`form` above 0) also has its bytes before compression, and when its last event was appended. A fork may need only the
+    numbers below `limit`: what lies behind it in the same bytes is its parent's.
     """
 
     first: int
@@ -227,10 +228,12 @@ class Extent:
     form: int = BLOCK
     raw: int | None = None
     last_at: int | None = None
+    limit: int | None = None
 
     @property
     def end(self) -> int:
-        return self.first + self.count
+        end = self.first + self.count
+        return end if self.limit is None else min(end, self.limit)
 
     @property
     def bytes(self) -> int:
@@ -252,18 +255,23 @@ def plan(database: Database, log: int, start: int, end: int, limit: int) -> list
 
 
 class InChunk(NamedTuple):
-    """The answer lies in the chunk that holds this number of a log: only its own times can tell."""
+    """The answer lies in the chunk that holds this number of a log: only its own times can tell.
+
+    Of the chunk's numbers those in [start, end) count; if none of them is it, the search goes on at `end`.
+    """
 
     log: int
     number: int
+    start: int
+    end: int
 
 
-def find_number_at(tx: Tx, row: SegmentRow, time_us: int) -> int | InChunk:
-    """The first readable number of a segment appended at `time_us` or later, else its tail."""
+def find_number_at(tx: Tx, row: SegmentRow, time_us: int, start: int = 0) -> int | InChunk:
+    """The first readable number of a segment from `start` on that was appended at `time_us` or later, else its tail."""
     for log, first, until in list_pieces(tx, row):
-        end = min(until, row.tail)
-        found = _search_time(tx, log, max(first, row.head), end, time_us)
-        if isinstance(found, InChunk) or found < end:
+        bounds = max(first, row.head, start), min(until, row.tail)
+        found = _search_time(tx, log, *bounds, time_us)
+        if isinstance(found, InChunk) or found < bounds[1]:
             return found
     return row.tail
 
@@ -284,7 +292,7 @@ def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int | 
             # Raw bytes have no times of their own: the start of their extent is the place.
             high = max(first, head)
         else:
-            return InChunk(log, middle)
+            return InChunk(log, middle, max(first, head), min(first + count, tail))
     return min(low, tail)
 
 

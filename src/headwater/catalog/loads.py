@@ -135,11 +135,12 @@ def _note_rates(tx: Tx, stream: int, now_us: int, rates: str) -> None:
     slot = now_us - now_us % SLOT_US
     sql = "INSERT INTO load_history (stream, at, rates) VALUES (?, ?, ?) ON CONFLICT (stream, at) DO UPDATE SET rates = excluded.rates"
     tx.run(sql, (stream, slot, rates))
-    # Of each ten minutes the first row stays.
+    tx.run("DELETE FROM load_history WHERE stream = ? AND at < ?", (stream, now_us - _KEPT_US))
+    # Of each ten minutes the first row stays. Only those that came of age lately are looked at: the older ones were.
     earlier = "EXISTS (SELECT 1 FROM load_history e WHERE e.stream = ? AND e.at < load_history.at AND e.at >= load_history.at / ? * ?)"
     tx.run(
-        f"DELETE FROM load_history WHERE stream = ? AND at < ? AND (at < ? OR {earlier})",
-        (stream, now_us - _FINE_US, now_us - _KEPT_US, stream, _COARSE_SLOT_US, _COARSE_SLOT_US),
+        f"DELETE FROM load_history WHERE stream = ? AND at >= ? AND at < ? AND {earlier}",
+        (stream, now_us - 3 * _FINE_US, now_us - _FINE_US, stream, _COARSE_SLOT_US, _COARSE_SLOT_US),
     )
 
 

@@ -66,12 +66,12 @@ def list_backlogs(tx: Tx) -> list[Backlog]:
         "SELECT s.log, s.stream, s.number, COALESCE(t.until, s.base_until), s.tail, s.sealed_epoch FROM segment s "
         "LEFT JOIN tier t ON t.log = s.log WHERE s.tail > COALESCE(t.until, s.base_until) ORDER BY s.log"
     )
-    found = [_backlog(row) for row in rows]
-    rows = tx.run(
-        "SELECT d.log, max(s.stream), max(s.number), COALESCE(max(t.until), 0), max(b.until) FROM dead_log d "
-        "JOIN base b ON b.source = d.log JOIN segment s ON s.log = b.log LEFT JOIN tier t ON t.log = d.log GROUP BY d.log ORDER BY d.log"
+    # Of the forks that need a log without a segment, the one that needs most of it knows the schemas of all that is needed.
+    dead = tx.run(
+        "SELECT d.log, s.stream, s.number, COALESCE(t.until, 0), b.until FROM dead_log d JOIN base b ON b.source = d.log "
+        "JOIN segment s ON s.log = b.log LEFT JOIN tier t ON t.log = d.log WHERE b.until > COALESCE(t.until, 0) ORDER BY d.log, b.until"
     )
-    return found + [_backlog((*row, 0)) for row in rows]
+    return [_backlog(row) for row in rows] + [_backlog((*row, 0)) for row in {row[0]: row for row in dead}.values()]
 
 
 def _backlog(row: Row) -> Backlog:
@@ -124,6 +124,16 @@ def list_small(tx: Tx, log: int, before: int, limit: int) -> list[Piece]:
         (log, before, PARQUET, _SMALL_BYTES[PARQUET], _SMALL_BYTES[RAW], limit),
     )
     return [Piece(*row) for row in reversed(rows)]
+
+
+def list_held(tx: Tx, log: int) -> list[tuple[int, int]]:
+    """The ranges of a log whose files running readers may have listed: they are not replaced while the hold lasts."""
+    rows = tx.run(
+        "SELECT p.first, p.until FROM pin p JOIN tag t ON t.name = p.tag JOIN segment s ON s.stream = p.stream AND s.number = p.segment "
+        "WHERE t.expires_at >= now_us() AND (s.log = ? OR s.log IN (SELECT b.log FROM base b WHERE b.source = ?))",
+        (log, log),
+    )
+    return [(row[0], row[1]) for row in rows]
 
 
 def list_crowded(tx: Tx) -> list[Backlog]:

@@ -156,12 +156,15 @@ class ChunkFile:
         for group in groups:
             self.firsts.append(self.firsts[-1] + group.num_rows)
         self._groups = groups
-        self._places: dict[str, list[int]] = {}
-        for place in range(self.metadata.num_columns):
-            self._places.setdefault(self.metadata.schema.column(place).path.partition(".")[0], []).append(place)
+        # By counting, since a column's name may have dots too.
+        self._places: dict[str, range] = {}
+        place = 0
+        for field in arrow:
+            self._places[field.name] = range(place, place + _count_leaves(field.type))
+            place = self._places[field.name].stop
 
     def row_groups(self, start: int, end: int, names: Sequence[str] | None = None) -> list[RowGroups]:
-        """Those that hold some of the numbers [start, end); several together where the named columns have few bytes."""
+        """Those that hold some of the numbers [start, end), up to there; several together where the named columns have few bytes."""
         found: list[RowGroups] = []
         place, last = max(bisect_right(self.firsts, start) - 1, 0), bisect_left(self.firsts, end)
         while place < min(last, len(self._groups)):
@@ -169,7 +172,8 @@ class ChunkFile:
             while place < min(last, len(self._groups)) and (place == begin or size + self._size(place, names) <= _TOGETHER_BYTES):
                 size += self._size(place, names)
                 place += 1
-            found.append(RowGroups(self, range(begin, place), self.firsts[begin], self.firsts[place], self.appended(begin)[0], size))
+            until = min(self.firsts[place], end)
+            found.append(RowGroups(self, range(begin, place), self.firsts[begin], until, self.appended(begin)[0], size))
         return found
 
     def _size(self, index: int, names: Sequence[str] | None) -> int:
@@ -250,6 +254,11 @@ class ChunkFile:
         fields = [table.schema.field(name) for name in columns]
         batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields)) if columns else _without_columns(rows)
         return Chunk(batch, keys, times), appended
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    """How many columns Parquet has for a type."""
+    return sum(_count_leaves(kind.field(index).type) for index in range(kind.num_fields)) if pa.types.is_nested(kind) else 1
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:

@@ -77,11 +77,13 @@ class Engine:
     def plan(self, row: SegmentRow, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
         """The next extents of a segment that hold numbers [start, end)."""
         self._check_open()
-        log = row.log
-        if start < row.base_until:
-            log, until = self.read(segments.find_piece, row, start)
-            end = min(end, until)
-        return extents.plan(self.database, log, start, end, limit)
+        if start >= row.base_until:
+            return extents.plan(self.database, row.log, start, end, limit)
+        log, until = self.read(segments.find_piece, row, start)
+        found = extents.plan(self.database, log, start, min(end, until), limit)
+        for extent in found[-1:]:
+            extent.limit = until
+        return found
 
     @property
     def changes(self) -> Changes:

@@ -22,7 +22,7 @@ from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundErro
 from headwater.model.events import Event, events_of
 from headwater.model.limits import MIB, PREFETCH_BYTES
 from headwater.model.positions import Position
-from headwater.model.schemas import METADATA, TIME, python_schema, upgrade
+from headwater.model.schemas import METADATA, TIME, fit, python_schema, upgrade
 from headwater.runtime import clock
 from headwater.runtime.workers import Task
 from headwater.segments.block import Chunk, decode, verify
@@ -89,8 +89,7 @@ class Batch:
         index = self._chunk.columns.schema.get_field_index(name)
         if index < 0:
             return pa.nulls(self.count, kind)  # Written before the schema had it.
-        column = self._cut(self._chunk.columns.column(index))
-        return column if column.type.equals(kind) else column.cast(kind)
+        return fit(self._cut(self._chunk.columns.column(index)), kind)
 
     def _cut(self, array: pa.Array) -> pa.Array:
         return array.slice(self._from, self.count)
@@ -190,7 +189,9 @@ class SegmentCursor:
         item, data = found
         if isinstance(item, RowGroups):
             chunk, appended = data
-            self._follow_schema(item.file.schema_version)
+            # A fork does not follow its parent: it has all that its parent's events had when it was made.
+            if start >= self._row.base_until:
+                self._follow_schema(item.file.schema_version)
             return Batch(
                 self._stream, self.segment, item.first, chunk, item.appended_at if appended is None else appended, start, self.number
             )
@@ -294,7 +295,7 @@ class SegmentCursor:
         return True
 
     def _next_group(self) -> Sequence[Extent | RowGroups]:
-        """The next row group; or the next extents that are inline, or that lie close together in one object."""
+        """The next row group; or the next extents that are inline, or that lie in one object."""
         first = self._waiting.popleft()
         if isinstance(first, RowGroups):
             return [first]
@@ -305,8 +306,6 @@ class SegmentCursor:
             if not isinstance(extent, Extent) or extent.form == PARQUET or extent.object != last.object:
                 break
             if size + extent.length > _FETCH_BYTES:
-                break
-            if extent.object is not None and not 0 <= extent.position - (last.position + last.length) <= 64 * 1024:
                 break
             size += extent.length
             group.append(extent)
@@ -367,9 +366,8 @@ def _fetch(engine: Engine, group: Sequence[Extent], kind: str) -> list[pa.Buffer
     key = group[0].key
     if key is None:
         raise CorruptDataError(f"the catalog names an object {group[0].object} that it does not have", object=str(group[0].object))
-    start = group[0].position
-    data = pa.py_buffer(engine.storage.get(key, start, group[-1].position + group[-1].length - start))
-    return [_verified(extent, data.slice(extent.position - start, extent.length), kind) for extent in group]
+    buffers = engine.storage.get_ranges(key, [(extent.position, extent.length) for extent in group])
+    return [_verified(extent, pa.py_buffer(data), kind) for extent, data in zip(group, buffers, strict=True)]
 
 
 def _verified(extent: Extent, data: pa.Buffer, kind: str) -> pa.Buffer:

@@ -70,11 +70,13 @@ class Chunks:
 
     def compact(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
         """Make one chunk of a log's small ones, if there are enough of them; None if there are not."""
+        held = self._engine.look(tiers.list_held, backlog.log)
         found = self._engine.read(tiers.list_small, backlog.log, backlog.start, CHUNK_EXTENTS)
+        found = [chunk for chunk in found if not any(chunk.first < until and start < chunk.end for start, until in held)]
         chosen = choose_chunks(found, is_sealed=backlog.is_sealed)
         if len(chosen) > 1:
             return self._replace(stream, backlog, chosen)
-        if len(found) < COMPACT_CHUNKS:
+        if len(found) < COMPACT_CHUNKS and not held:
             # Some went by truncation: don't look again before there are more.
             self._engine.write_once(tiers.count_small, backlog.log, -1 if backlog.is_sealed else len(found))
         return None

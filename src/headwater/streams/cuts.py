@@ -47,13 +47,20 @@ def at_time(engine: Engine, stream: StreamRef, time: datetime) -> Cut:
     """Before it lies what was appended before `time`, behind it the rest."""
     check_time(time, "the time of a cut")
     time_us = clock.from_datetime(time)
-    found = engine.read(_at_time, stream, time_us)
-    return _cut(engine, stream, {segment: _in_chunk(engine, place, time_us) for segment, place in found.items()})
+    numbers = {}
+    for segment, place in engine.read(_at_time, stream, time_us).items():
+        while isinstance(place, InChunk):
+            number = _in_chunk(engine, place, time_us)
+            if number < place.end:
+                place = max(number, place.start)
+                break
+            row = engine.read(segments.find_segment, stream.id, segment)
+            place = engine.read(extents.find_number_at, row, time_us, place.end) if row is not None else number
+        numbers[segment] = place
+    return _cut(engine, stream, numbers)
 
 
-def _in_chunk(engine: Engine, place: int | InChunk, time_us: int) -> int:
-    if isinstance(place, int):
-        return place
+def _in_chunk(engine: Engine, place: InChunk, time_us: int) -> int:
     # Upkeep may put another chunk there at any moment, but its events and their times stay.
     for attempt in range(10):
         extent = next(iter(extents.plan(engine.database, place.log, place.number, place.number + 1, 1)), None)

@@ -71,15 +71,20 @@ def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> Non
         for ref in sorted(refs, key=lambda ref: ref.id):
             streams.lock_stream(tx, ref.id)
             pins += [(ref.id, row.segment.number, row.start, row.end) for row in cuts.kept_between(tx, engine.store_id, ref, start, end)]
-        tags.hold(tx, name, pins, int(seconds * 1_000_000))
+        tags.hold(tx, _hold_name(name), pins, int(seconds * 1_000_000))
 
     engine.write_once(work)
 
 
 def release(engine: Engine, name: str) -> None:
     """Forget a hold, if there is one."""
-    if engine.write_once(tags.delete_tag, parse_word(name, "hold")):
+    if engine.write_once(tags.delete_tag, _hold_name(parse_word(name, "hold"))):
         truncation.free_rows(engine)
+
+
+def _hold_name(name: str) -> str:
+    # With a space, which no tag's name has: a hold never takes the place of a tag.
+    return f"hold {name}"
 
 
 def list_tags(engine: Engine) -> dict[str, Cut]:

@@ -84,7 +84,10 @@ def collect_orphans(engine: Engine, session: int) -> int:
 def _bury(engine: Engine, session: int, page: Sequence[ObjectInfo]) -> None:
     """Abort transactions that stored something long ago and that the catalog never heard of: their commit can't come any more."""
     old = clock.now_us() - int(_UNHEARD_SECONDS * 1_000_000)
-    ids = {_transaction(info.key) for info in page if info.modified_us < old} - {None}
+    aged = [info.key for info in page if info.modified_us < old and _transaction(info.key) is not None]
+    # What is entered in the catalog was heard of; of a commit long ago no more may be known than that.
+    known = engine.read(objects.find_known, aged) if aged else frozenset()
+    ids = {_transaction(key) for key in aged if key not in known} - {None}
     unheard = engine.read(transactions.find_unknown, sorted(id for id in ids if id is not None))
     if unheard:
         engine.write_once(objects.bury, session, unheard)

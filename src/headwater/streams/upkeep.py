@@ -45,6 +45,8 @@ _GARBAGE_SECONDS = 30.0
 _SCALING_SECONDS = 10.0
 _RETENTION_SECONDS = 30.0
 _ORPHANS_SECONDS = 3600.0
+#: So many problems in one round mean that it is not a single log's: the storage is out of reach.
+_MOST_FAILURES = 3
 #: How long a round by hand waits for another one by hand.
 _HAND_SECONDS = 60.0
 
@@ -94,6 +96,7 @@ class Upkeep:
         self._beats = False
         self._due: dict[str, float] = {}
         self._weighed: dict[int, tuple[int, int]] = {}
+        self._resting: dict[int, float] = {}
         self._index = 0
         #: Everything done since the store was opened.
         self.totals = UpkeepReport()
@@ -114,7 +117,9 @@ class Upkeep:
                     if not self._wanted.is_set() and self._take_if_free():
                         self._round(eager=False)
             except FencedError:
-                self._is_held = False
+                # Another one may take this session for dead, and what it stores for garbage: go on with a new one.
+                with suppress(HeadwaterError):
+                    self._give_up()
             except UnavailableError as error:
                 log.info("upkeep waits: %s", error)
             except HeadwaterError as error:
@@ -125,10 +130,16 @@ class Upkeep:
 
     def run(self) -> UpkeepReport:
         """One full round now: everything that waits is tiered, whatever its size, and the storage is searched for orphans."""
+        with self.pause():
+            return self._round(eager=True)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """No process tiers or deletes anything meanwhile."""
         self._wanted.set()
         try:
             with self._mutex, self._by_hand():
-                return self._round(eager=True)
+                yield
         finally:
             self._wanted.clear()
 
@@ -209,7 +220,7 @@ class Upkeep:
             ("scaling", _SCALING_SECONDS, self._scale),
             ("retention", _RETENTION_SECONDS, self._retain),
             ("tiering", 0.0, lambda report: self._tier(report, eager)),
-            ("compaction", 0.0, self._compact),
+            ("compaction", 0.0, lambda report: self._compact(report, eager)),
             ("garbage", _GARBAGE_SECONDS, self._collect),
             ("orphans", _ORPHANS_SECONDS, self._collect_orphans),
         ]
@@ -258,7 +269,7 @@ class Upkeep:
         backlogs = self._engine.read(tiers.list_backlogs)
         now_us = self._now_us()
         self._weighed = {backlog.log: self._weighed[backlog.log] for backlog in backlogs if backlog.log in self._weighed}
-        for backlog in backlogs:
+        for backlog in self._rested(backlogs, eager):
             while self._may_go_on(eager) and (eager or self._is_due(backlog, now_us)):
                 moved = self._try(report, backlog, lambda chunks, ref, backlog=backlog: chunks.tier(ref, backlog))  # type: ignore[misc]
                 if moved is None:
@@ -281,9 +292,9 @@ class Upkeep:
             return False
         return weight.bytes >= TIER_BYTES or weight.extents >= TIER_EXTENTS or backlog.is_sealed or now_us >= due_at
 
-    def _compact(self, report: UpkeepReport) -> None:
-        for backlog in self._engine.read(tiers.list_crowded):
-            while self._may_go_on(True):
+    def _compact(self, report: UpkeepReport, eager: bool) -> None:
+        for backlog in self._rested(self._engine.read(tiers.list_crowded), eager):
+            while self._may_go_on(eager):
                 moved = self._try(report, backlog, lambda chunks, ref, backlog=backlog: chunks.compact(ref, backlog))  # type: ignore[misc]
                 if moved is None:
                     break
@@ -291,15 +302,21 @@ class Upkeep:
 
     def _try(self, report: UpkeepReport, backlog: Backlog, make: Callable[[Chunks, StreamRef], Moved | None]) -> Moved | None:
         """Make one chunk. What is damaged or was changed meanwhile is left, and the rest goes on."""
+        name = f"stream {backlog.stream}"
         try:
             ref = stream_ref(self._engine, self._engine.look(streams.get_stream, backlog.stream))
+            name = ref.name
             moved = make(self._chunks(), ref)
         except (ConditionFailedError, TruncatedError, NotFoundError):
             return None
-        except (FencedError, UnavailableError):
+        except FencedError:
             raise
-        except HeadwaterError as error:
-            self._note(report, f"segment {backlog.segment} of stream {backlog.stream} could not be tiered: {error}")
+        except Exception as error:
+            # One log that can't be read must not keep the others waiting, nor be read again and again.
+            self._resting[backlog.log] = time.monotonic() + TIER_SECONDS
+            self._note(report, f"segment {backlog.segment} of {name} could not be tiered: {error}")
+            if isinstance(error, UnavailableError) and len(report.problems) >= _MOST_FAILURES:
+                raise
             return None
         if moved is not None:
             report.chunks_written += 1
@@ -307,6 +324,12 @@ class Upkeep:
             report.bytes_tiered += moved.raw_bytes
             report.bytes_stored += moved.stored_bytes
         return moved
+
+    def _rested(self, backlogs: list[Backlog], eager: bool) -> list[Backlog]:
+        """Those that did not fail just now."""
+        now = time.monotonic()
+        self._resting = {} if eager else {log: until for log, until in self._resting.items() if until > now}
+        return [backlog for backlog in backlogs if backlog.log not in self._resting]
 
     def _collect(self, report: UpkeepReport) -> None:
         report.rows_deleted += truncation.free_rows(self._engine)
