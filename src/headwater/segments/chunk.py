@@ -25,7 +25,7 @@ from headwater.segments.block import Chunk
 from headwater.storage import Storage
 
 #: A row group is closed when it holds this much, uncompressed.
-ROW_GROUP_BYTES = 16 * MIB
+ROW_GROUP_BYTES = 8 * MIB
 ROW_GROUP_ROWS = 1 << 20
 #: Columns that follow the schema's own, in this order.
 EXTRA = ("_key", "_time", "_appended", "_number")

@@ -143,12 +143,20 @@ class SegmentCursor:
     """
 
     def __init__(
-        self, engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int | None, columns: Sequence[str] | None = None
+        self,
+        engine: Engine,
+        stream: StreamRef,
+        row: SegmentRow,
+        start: int,
+        end: int | None,
+        columns: Sequence[str] | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         self._engine = engine
         self._stream = stream
         self._row = row
         self._columns = columns
+        self._prefetch_bytes = prefetch_bytes
         self.segment = row.number
         self.number = start
         self.end = end
@@ -243,7 +251,7 @@ class SegmentCursor:
         """Fetch ahead, then make the next items ready; False if there is nothing now. True without any: try again."""
         if not self._waiting and not self._fetching:
             self._plan()
-        while self._waiting and self._fetching_bytes < PREFETCH_BYTES:
+        while self._waiting and self._fetching_bytes < self._prefetch_bytes:
             if not self._open_chunk():
                 return True
             group = self._next_group()

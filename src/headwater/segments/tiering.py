@@ -28,6 +28,8 @@ from headwater.storage import layout
 
 #: Raw bytes are cut into extents of about this size, each with a checksum.
 _RAW_BYTES = 4 * MIB
+#: Fetched ahead: less than for readers, since nobody waits for it and memory is others' too.
+_PREFETCH_BYTES = 4 * MIB
 #: Inline blocks deleted under one lock: each may have 64 KiB.
 _INLINE_ROWS = 100
 #: What counts as one size when chunks are compacted.
@@ -90,7 +92,7 @@ class Chunks:
         index = self._next_index()
         suffix = "bytes" if stream.kind == "bytes" else "parquet"
         key = layout.chunk_key(stream.name, stream.id, backlog.segment, old[0].first, self._session, index, suffix)
-        cursor = SegmentCursor(self._engine, stream, _view(backlog), old[0].first, old[-1].end)
+        cursor = SegmentCursor(self._engine, stream, _view(backlog), old[0].first, old[-1].end, prefetch_bytes=_PREFETCH_BYTES)
         if stream.kind == "bytes":
             new = _write_raw(self._engine, key, cursor)
         else:
@@ -99,6 +101,8 @@ class Chunks:
         object = layout.object_id(self._session, index), key
         self._engine.write_once(tiers.swap, self._session, backlog.log, old, new, object)
         failpoints.reach("tier.swapped")
+        # What took a chunk's memory is the process's again, which has other things to do than this.
+        pa.default_memory_pool().release_unused()
         return Moved(old[-1].end - old[0].first, len(old), sum(piece.bytes for piece in old), sum(extent.length for extent in new))
 
 
