@@ -171,3 +171,14 @@ def test_a_line_longer_than_an_event_may_be_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr("headwater.cli.lines.EVENT_BYTES", 100)
     with pytest.raises(hw.InvalidRequestError, match="over 100 bytes"):
         _pieces(b"x" * 200, 10)
+
+
+def test_a_named_writer_without_numbers_goes_on_after_its_last_one_and_repeats_what_it_is_given_again(url: Path) -> None:
+    for _ in range(2):
+        write(url, "a/lines", "one\ntwo\n", "--writer-id", "w")
+    assert sorted(map(str, values(url, "a/lines"))) == ["b'one'", "b'one'", "b'two'", "b'two'"]
+    with hw.open(url) as store:
+        assert store.stream("a/lines").writer("w").last_number == 4
+    # A source that counts from where it was told is not repeated.
+    write(url, "a/lines", '{"n": 4}\n{"n": 5}\n', "--writer-id", "w", "--number", "n")
+    assert len(values(url, "a/lines")) == 5

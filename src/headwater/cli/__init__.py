@@ -22,8 +22,10 @@ COMMANDS = {
     "truncate": ("headwater.cli.streams", "Delete what lies before a place, for good."),
     "seal": ("headwater.cli.streams", "End a stream: it stays readable."),
     "delete": ("headwater.cli.streams", "Delete a sealed stream with all its data."),
+    "scaling": ("headwater.cli.scaling", "Show how a stream's segments followed its load, as a heat map."),
     "groups": ("headwater.cli.coordinate", "Show reader groups, their lag, and who reads what."),
     "transactions": ("headwater.cli.coordinate", "Show transactions, open and ended."),
+    "ingest": ("headwater.cli.ingest", "Store the rows of files in a stream, each once."),
     "upkeep": ("headwater.cli.maintain", "Do the store's housekeeping, once or until Ctrl-C."),
     "check": ("headwater.cli.maintain", "Verify every block and row of a store."),
 }

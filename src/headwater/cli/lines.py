@@ -5,11 +5,10 @@ What can be done by Arrow for many lines at once is; only to say which line is w
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, time
+from datetime import datetime, time
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -18,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.types as pt
 
-from headwater.cli.arguments import parse_time
 from headwater.errors import InvalidRequestError
+from headwater.ingest.fields import get_field, json_object, key_of, time_of
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import TIME, is_opaque
 
@@ -117,10 +116,10 @@ def _look_inside(lines: Lines, first: int, columns: Columns) -> Parsed | None:
         if is_json and not line.strip():
             continue
         try:
-            fields = _json_object(line) if is_json else {}
+            fields = json_object(line) if is_json else {}
             key = _key_of(line, fields, columns)
-            at = _time_of(_field(fields, columns.time)) if columns.time is not None else None
-            number = _number_of(_field(fields, columns.number)) if columns.number is not None else 0
+            at = time_of(get_field(fields, columns.time)) if columns.time is not None else None
+            number = _number_of(get_field(fields, columns.number)) if columns.number is not None else 0
         except ValueError as error:
             failure = BadLineError(first + index, str(error))
             break
@@ -143,22 +142,6 @@ def _look_inside(lines: Lines, first: int, columns: Columns) -> Parsed | None:
     return parsed
 
 
-def _json_object(line: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"not a JSON object but {type(fields).__name__}")
-    return fields
-
-
-def _field(fields: dict[str, Any], name: str | None) -> Any:
-    if name not in fields:
-        raise ValueError(f"there is no field {name!r}")
-    return fields[name]
-
-
 def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | None:
     if columns.key_regex is not None:
         found = columns.key_regex.search(line)
@@ -167,25 +150,7 @@ def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | No
         return found[1] if found.re.groups else found[0]
     if columns.key is None:
         return None
-    value = _field(fields, columns.key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"the field {columns.key!r} is {value!r}: a routing key is text or a whole number")
-    return str(value).encode()
-
-
-def _time_of(value: Any) -> datetime | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return parse_time(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no time: it is ISO text, or seconds since 1970")
-    try:
-        return datetime.fromtimestamp(value, UTC)
-    except (OverflowError, OSError) as error:
-        raise ValueError(f"{value!r} are not the seconds of any time") from error
+    return key_of(get_field(fields, columns.key), columns.key)
 
 
 def _number_of(value: Any) -> int:
@@ -249,7 +214,7 @@ def _decorate(batch: pa.RecordBatch, line_numbers: Any, columns: Columns) -> Par
         batch = batch.append_column(KEY, batch.column(columns.key))
     if columns.time is not None:
         column = batch.column(columns.time)
-        times = column.cast(TIME) if pt.is_timestamp(column.type) else pa.array([_time_of(value) for value in column.to_pylist()], TIME)
+        times = column.cast(TIME) if pt.is_timestamp(column.type) else pa.array([time_of(value) for value in column.to_pylist()], TIME)
         batch = batch.append_column("_time", times)
     numbers = None
     if columns.number is not None:
@@ -272,7 +237,7 @@ def _find_bad_line(texts: Lines, schema: pa.Schema, columns: Columns, reason: st
 
 def _explain(line: bytes, schema: pa.Schema, reason: str) -> str:
     try:
-        fields = _json_object(line)
+        fields = json_object(line)
     except ValueError as error:
         return str(error)
     shown = ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -16,23 +16,52 @@ from headwater.cli.output import console, emit, key_bar, table
 @click.command("create")
 @click.argument("name")
 @click.option("--segments", type=click.IntRange(min=1), default=1, show_default=True, help="How many segments it begins with.")
+@click.option(
+    "--events-per-second", type=click.IntRange(min=1), metavar="N", help="Split segments that get more, merge those that get less."
+)
+@click.option("--bytes-per-second", type=click.IntRange(min=1), metavar="N", help="The same, by bytes.")
+@click.option("--factor", type=click.IntRange(min=2), help="With a rate: how many parts a segment is split into at most. Default 2.")
+@click.option("--max-segments", type=click.IntRange(min=1), help="With a rate: never more segments than this; never fewer than --segments.")
 @click.option("--schema", metavar="FIELDS|FILE", help="'a:int64,b:string!' or a JSON file; ! means never null. Without: lines of bytes.")
 @click.option("--kind", type=click.Choice(["events", "bytes"]), default="events", show_default=True)
 @click.option("--label", "labels", multiple=True, metavar="WORD", help="A label to list it by; may be repeated.")
 @click.option("--exist-ok", is_flag=True, help="Fine if there is one of the same kind and schema.")
 @with_store
 def create_command(
-    target: Target, name: str, segments: int, schema: str | None, kind: str, labels: tuple[str, ...], exist_ok: bool
+    target: Target,
+    name: str,
+    segments: int,
+    events_per_second: int | None,
+    bytes_per_second: int | None,
+    factor: int | None,
+    max_segments: int | None,
+    schema: str | None,
+    kind: str,
+    labels: tuple[str, ...],
+    exist_ok: bool,
 ) -> None:
     """Make a stream, and its store if there is none. NAME is scope/name."""
+    scaling = _scaling(segments, events_per_second, bytes_per_second, factor, max_segments)
     arrow = parse_schema(schema) if schema is not None else None
     with target.open(create=True) as store:
-        stream = store.create_stream(name, scaling=hw.Scaling.fixed(segments), schema=arrow, kind=kind, labels=labels, exist_ok=exist_ok)
+        stream = store.create_stream(name, scaling=scaling, schema=arrow, kind=kind, labels=labels, exist_ok=exist_ok)
         open_segments = len(stream.segments())
         if target.json:
             emit({"name": stream.name, "kind": stream.kind, "segments": open_segments, "labels": list(stream.labels)})
         else:
             console().print(f"{stream.name} is there, with {_counted(open_segments, 'segment')}")
+
+
+def _scaling(segments: int, events: int | None, bytes: int | None, factor: int | None, most: int | None) -> hw.Scaling:
+    if events is not None and bytes is not None:
+        raise click.UsageError("a stream scales by --events-per-second or by --bytes-per-second, not by both")
+    if events is not None:
+        return hw.Scaling.by_event_rate(events, factor or 2, segments, most)
+    if bytes is not None:
+        return hw.Scaling.by_data_rate(bytes, factor or 2, segments, most)
+    if factor is not None or most is not None:
+        raise click.UsageError("--factor and --max-segments are for streams that scale by a rate: give --events-per-second, say")
+    return hw.Scaling.fixed(segments)
 
 
 @click.command("split")

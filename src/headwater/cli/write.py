@@ -1,6 +1,7 @@
 """write: lines become events, in Arrow batches, so that the disk and not Python is what one waits for.
 
 A line that can't be stored ends the command; those before it are stored. With --writer-id and --number a repeated run stores nothing twice.
+A named writer without numbers goes on after its last one: what is sent again is stored again.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ class Tally:
 @click.option("--key", "key", metavar="FIELD", help="The JSON field that is the routing key.")
 @click.option("--key-regex", metavar="REGEX", help="The routing key is what this finds in a line: its first group, or all of it.")
 @click.option("--time", "time_field", metavar="FIELD", help="The JSON field with the event time: ISO text, or seconds since 1970.")
-@click.option("--writer-id", metavar="WORD", help="Write as this named writer. With --number, a repeated run stores nothing twice.")
+@click.option("--writer-id", metavar="WORD", help="Write as this named writer, of which there is one at a time.")
 @click.option(
-    "--number", metavar="FIELD|line", help="Source numbers: a JSON field, or the line's number in an input replayed from its start."
+    "--number",
+    metavar="FIELD|line",
+    help="The source's own numbers, so that a repeated run stores nothing twice: a JSON field, or `line` for input from its start.",
 )
 @with_store
 def write_command(
@@ -64,8 +67,8 @@ def write_command(
     A stream with a schema takes JSON objects, one per line. Any other takes lines as they are, and looks into them only for the fields
     that options name. A byte stream takes its input as it is.
     """
-    if (writer_id is None) != (number is None):
-        raise click.UsageError("--writer-id and --number go together: the numbers tell what was stored before", click.get_current_context())
+    if writer_id is None and number is not None:
+        raise click.UsageError("--number is for a named writer: give its name with --writer-id", click.get_current_context())
     if key is not None and key_regex is not None:
         raise click.UsageError("a routing key comes from --key or from --key-regex, not from both", click.get_current_context())
     columns = Columns(key, _compiled(key_regex), time_field, number if number != LINE else None)
@@ -137,8 +140,11 @@ def _write_lines(
                 parsed, failure = error.before, error
             if parsed is not None and parsed.batch.num_rows:
                 batch, total = parsed.batch, parsed.batch.num_rows
-                if number is None:
+                if writer_id is None:
                     writer.write_batch(batch, key=columns.key_column)
+                elif number is None:
+                    given += total
+                    writer.write_batch(batch, key=columns.key_column, number=given)
                 else:
                     numbers = parsed.numbers if number != LINE else parsed.line_numbers
                     batch, given = _only_new(batch, numbers, given)

@@ -1,0 +1,48 @@
+"""Fields of JSON objects that are looked up one by one: routing keys, event times."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+
+def json_object(line: bytes) -> dict[str, Any]:
+    """The object that a line is; ValueError if it is none."""
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"not a JSON object but {type(fields).__name__}")
+    return fields
+
+
+def get_field(fields: dict[str, Any], name: str | None) -> Any:
+    if name not in fields:
+        raise ValueError(f"there is no field {name!r}")
+    return fields[name]
+
+
+def key_of(value: Any, name: str) -> bytes | None:
+    """A field's value as a routing key."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"the field {name!r} is {value!r}: a routing key is text or a whole number")
+    return str(value).encode()
+
+
+def time_of(value: Any) -> datetime | None:
+    """A field's value as an event time: ISO text, UTC where it has no zone, or seconds since 1970."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        time = datetime.fromisoformat(value)
+        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no time: it is ISO text, or seconds since 1970")
+    try:
+        return datetime.fromtimestamp(value, UTC)
+    except (OverflowError, OSError) as error:
+        raise ValueError(f"{value!r} are not the seconds of any time") from error
