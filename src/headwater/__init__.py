@@ -1,6 +1,6 @@
 """Headwater: a store for data streams, and the exactly-once pipelines that fill and drain it."""
 
-from headwater.batch import SegmentRange
+from headwater.batch import ChunkRange, SegmentRange
 from headwater.bytestream import ByteReader, ByteWriter
 from headwater.catalog.tables import ABSENT
 from headwater.errors import (
@@ -41,6 +41,7 @@ __all__ = [
     "AlreadyExistsError",
     "ByteReader",
     "ByteWriter",
+    "ChunkRange",
     "Commit",
     "ConditionFailedError",
     "ConflictError",

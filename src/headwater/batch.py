@@ -76,6 +76,7 @@ class ChunkRange:
     end: int
     first: int
     bytes: int
+    is_whole: bool = True
 
     @property
     def count(self) -> int:
@@ -95,7 +96,17 @@ def list_chunks(engine: Engine, stream: StreamRef, start: cuts.Place, end: cuts.
                 if extent.form == PARQUET and extent.key is not None:
                     bounds = max(extent.first, item.start), min(extent.end, item.end)
                     url = f"{engine.storage.url}/{extent.key}"
-                    found.append(ChunkRange(url, stream.name, item.segment.number, *bounds, extent.first, extent.length))
+                    found.append(
+                        ChunkRange(
+                            url,
+                            stream.name,
+                            item.segment.number,
+                            *bounds,
+                            extent.first,
+                            extent.length,
+                            bounds == (extent.first, extent.end),
+                        )
+                    )
             at = planned[-1].end
             if planned[-1].form != PARQUET:
                 break  # Blocks come behind all chunks.

@@ -120,6 +120,6 @@ class ByteReader(io.RawIOBase):
                 raise TruncatedError(f"offset {self._offset} of {self._stream.name} was truncated", cuts.head(self._engine, self._stream))
             return False
         extent, data = found
-        self._block = memoryview(data).cast("B")
+        self._block = memoryview(data).cast("B")[: extent.end - extent.first]
         self._block_start = extent.first
         return True

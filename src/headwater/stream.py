@@ -222,6 +222,10 @@ class Stream:
             for item in found
         ]
 
+    def range(self, segment: int, start: int, end: int) -> SegmentRange:
+        """Events [start, end) of one segment, by their numbers."""
+        return SegmentRange(self._store, self.name, segment, start, end, self._check_events().id)
+
     def chunks(self, start: Place = None, end: Place = None) -> list[ChunkRange]:
         """The long-term Parquet files that hold what lies between two places, as far as it is in any.
 

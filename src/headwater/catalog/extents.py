@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.catalog.database import Database, Statement, Tx
+from headwater.catalog.database import Database, Row, Statement, Tx
 from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
 from headwater.errors import FencedError
 from headwater.runtime import failpoints
@@ -313,13 +313,46 @@ def find_append_time(tx: Tx, row: SegmentRow, number: int) -> int | None:
 _END = 1 << 62
 
 
+#: Inline bytes deleted under one lock.
+_SLICE_BYTES = 4 << 20
+
+
+class _Slice:
+    """What may be deleted under one lock: so many rows, and of inline blocks so many bytes."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.bytes = _SLICE_BYTES
+        self.gone = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.gone >= self.rows or self.bytes <= 0
+
+    def take(self, rows: list[Row]) -> list[Row]:
+        """As many of these (first, inline bytes) as fit; at least one."""
+        for place, (_, size) in enumerate(rows, start=1):
+            self.bytes -= size
+            if self.bytes <= 0:
+                return rows[:place]
+        return rows
+
+
 def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:
     """Delete up to `limit` extents that lie wholly below a number, and that no fork or tag needs; returns how many went."""
-    gone = 0
+    part = _Slice(limit)
+    _delete_below(tx, log, below, part)
+    return part.gone
+
+
+def _delete_below(tx: Tx, log: int, below: int, part: _Slice) -> None:
     for start, end in _gaps(_views(tx, log), below):
-        rows = tx.run(
-            "SELECT first FROM extent WHERE log = ? AND first >= ? AND first < ? AND first + count <= ? ORDER BY first LIMIT ?",
-            (log, start, end, end, limit - gone),
+        rows = part.take(
+            tx.run(
+                "SELECT first, CASE WHEN object IS NULL THEN length ELSE 0 END FROM extent "
+                "WHERE log = ? AND first >= ? AND first < ? AND first + count <= ? ORDER BY first LIMIT ?",
+                (log, start, end, end, part.rows - part.gone),
+            )
         )
         if rows:
             ends = (log, rows[0][0], rows[-1][0])
@@ -329,10 +362,9 @@ def delete_extents_below(tx: Tx, log: int, below: int, limit: int) -> int:
             sql = "DELETE FROM extent WHERE log = ? AND first BETWEEN ? AND ? AND first + count <= ? RETURNING COALESCE(raw, length)"
             freed = tx.run(sql, (*ends, end))
             tx.run("UPDATE segment SET bytes = bytes - ? WHERE log = ?", (sum(row[0] for row in freed), log))
-            gone += len(rows)
-        if gone >= limit:
+            part.gone += len(rows)
+        if part.is_full:
             break
-    return gone
 
 
 def _views(tx: Tx, log: int) -> list[tuple[int, int]]:
@@ -361,28 +393,33 @@ def _gaps(ranges: list[tuple[int, int]], below: int) -> list[tuple[int, int]]:
 
 def delete_dead_extents(tx: Tx, limit: int) -> int:
     """Delete up to `limit` extents that nothing needs of logs that have no segment; returns how many rows went."""
-    gone = 0
+    part = _Slice(limit)
     for (log,) in tx.run("SELECT log FROM dead_log ORDER BY log"):
-        gone += delete_extents_below(tx, log, _END, limit - gone)
-        if gone >= limit:
+        _delete_below(tx, log, _END, part)
+        if part.is_full:
             break
         if not tx.run("SELECT 1 FROM extent WHERE log = ? LIMIT 1", (log,)):
+            # Those that tiering left behind.
+            left = part.take(tx.run("SELECT first, 1 << 16 FROM inline_block WHERE log = ? ORDER BY first LIMIT ?", (log, limit)))
+            tx.defer("DELETE FROM inline_block WHERE log = ? AND first = ?", [(log, row[0]) for row in left])
+            part.gone += len(left) + 1
+            if part.is_full:
+                break
             tx.run("DELETE FROM dead_log WHERE log = ?", (log,))
             tx.run("DELETE FROM tier WHERE log = ?", (log,))
-            tx.run("DELETE FROM inline_block WHERE log = ?", (log,))
-            gone += 1
-    return gone
+    return part.gone
 
 
 def delete_unneeded(tx: Tx, limit: int) -> int:
     """Delete up to `limit` extents below the heads of their segments, all of them in dropped ones; returns how many went."""
-    gone = 0
+    part = _Slice(limit)
+    # Behind the head nothing is looked at: this runs under the lock, and a log may have many.
     rows = tx.run(
-        "SELECT s.log, s.head, s.dropped FROM segment s WHERE (s.head > 0 OR s.dropped = 1) AND EXISTS "
-        "(SELECT 1 FROM extent e WHERE e.log = s.log AND (s.dropped = 1 OR e.first + e.count <= s.head))"
+        "SELECT s.log, s.head, s.dropped FROM segment s WHERE s.dropped = 1 OR (s.head > 0 AND EXISTS "
+        "(SELECT 1 FROM extent e WHERE e.log = s.log AND e.first < s.head AND e.first + e.count <= s.head))"
     )
     for log, head, dropped in rows:
-        gone += delete_extents_below(tx, log, _END if dropped else head, limit - gone)
-        if gone >= limit:
+        _delete_below(tx, log, _END if dropped else head, part)
+        if part.is_full:
             break
-    return gone
+    return part.gone

@@ -139,9 +139,18 @@ def upgrade(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if index < 0:
             columns.append(pa.nulls(batch.num_rows, field.type))
         else:
-            column = batch.column(index)
-            columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+            columns.append(fit(batch.column(index), field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def fit(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column with the type that it has by now."""
+    if column.type.equals(kind):
+        return column
+    if column.null_count == len(column):
+        # A fork and its parent may have added different columns of one name: what they share was written before, without either.
+        return pa.nulls(len(column), kind)
+    return column.cast(kind)
 
 
 @lru_cache(maxsize=256)

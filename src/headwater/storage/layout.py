@@ -88,11 +88,14 @@ def parse_key(key: str) -> SessionKey | None:
 
 def temporary_key(key: str, token: str) -> str:
     """The name under which local storage writes `key` before it is whole."""
+    if key.startswith(CHUNK_PREFIX):
+        # A stream's full name and the rest would be too long for a file's; the session and the index say whose it is.
+        key = f"{CHUNK_PREFIX}/{key.rpartition('/')[2]}"
     return f"{TEMPORARY_PREFIX}{key.replace('/', '~')}.{token}"
 
 
 def parse_temporary_key(key: str) -> str | None:
-    """The key that a file below tmp/ was to become; None if it is no such file."""
+    """The key that a file below tmp/ was to become, of a chunk's without its folder; None if it is no such file."""
     if not key.startswith(TEMPORARY_PREFIX):
         return None
     return key.removeprefix(TEMPORARY_PREFIX).rpartition(".")[0].replace("~", "/") or None
