@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +267,24 @@ def test_a_stream_is_sealed_before_it_is_deleted(run: Run) -> None:
     run("delete", "a/b", "--yes")
     assert objects(run("delete", "a/c", "--seal", "--yes", "--json")) == [{"name": "a/c", "deleted": True}]
     assert run("list").stdout == ""
+
+
+def test_a_stream_is_made_with_a_retention(run: Run, url: str) -> None:
+    run("create", "a/days", "--keep-days", "7")
+    run("create", "a/bytes", "--keep-bytes", "1000")
+    run("create", "a/read", "--keep-until-read", "g", "--keep-until-read", "h", "--keep-days", "1")
+    run("create", "a/both", "--keep-days", "7", "--keep-bytes", "1000", code=2)
+    with hw.open(url, upkeep=False) as store:
+        assert store.stream("a/days").retention == hw.Retention.by_time(timedelta(days=7))
+        assert store.stream("a/bytes").retention == hw.Retention.by_size(1000)
+        assert store.stream("a/read").retention == hw.Retention.by_consumption(["g", "h"], max_age=timedelta(days=1))
+
+
+def test_bench_measures_a_store_and_leaves_nothing_in_it(run: Run) -> None:
+    figures = {figure["what"]: figure["value"] for figure in objects(run("bench", "--seconds", "0.1", "--json"))}
+    assert len(figures) == 8 and all(value > 0 for value in figures.values())
+    assert "transactions of one event" in run("bench", "--seconds", "0.1").stdout
+    assert objects(run("list", "--json")) == []
 
 
 def test_upkeep_runs_once(run: Run) -> None:

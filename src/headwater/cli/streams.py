@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import click
 
@@ -22,6 +22,9 @@ from headwater.cli.output import console, emit, key_bar, table
 @click.option("--bytes-per-second", type=click.IntRange(min=1), metavar="N", help="The same, by bytes.")
 @click.option("--factor", type=click.IntRange(min=2), help="With a rate: how many parts a segment is split into at most. Default 2.")
 @click.option("--max-segments", type=click.IntRange(min=1), help="With a rate: never more segments than this; never fewer than --segments.")
+@click.option("--keep-days", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Older events go. Without any --keep: never.")
+@click.option("--keep-bytes", type=click.IntRange(min=1), metavar="N", help="The oldest events go when there are more bytes than this.")
+@click.option("--keep-until-read", multiple=True, metavar="GROUP", help="Events go when these groups read them, or by the other --keeps.")
 @click.option("--schema", metavar="FIELDS|FILE", help="'a:int64,b:string!' or a JSON file; ! means never null. Without: lines of bytes.")
 @click.option("--kind", type=click.Choice(["events", "bytes"]), default="events", show_default=True)
 @click.option("--label", "labels", multiple=True, metavar="WORD", help="A label to list it by; may be repeated.")
@@ -35,6 +38,9 @@ def create_command(
     bytes_per_second: int | None,
     factor: int | None,
     max_segments: int | None,
+    keep_days: float | None,
+    keep_bytes: int | None,
+    keep_until_read: tuple[str, ...],
     schema: str | None,
     kind: str,
     labels: tuple[str, ...],
@@ -42,9 +48,10 @@ def create_command(
 ) -> None:
     """Make a stream, and its store if there is none. NAME is scope/name."""
     scaling = _scaling(segments, events_per_second, bytes_per_second, factor, max_segments)
+    retention = _retention(keep_days, keep_bytes, keep_until_read)
     arrow = parse_schema(schema) if schema is not None else None
     with target.open(create=True) as store:
-        stream = store.create_stream(name, scaling=scaling, schema=arrow, kind=kind, labels=labels, exist_ok=exist_ok)
+        stream = store.create_stream(name, scaling=scaling, retention=retention, schema=arrow, kind=kind, labels=labels, exist_ok=exist_ok)
         open_segments = len(stream.segments())
         if target.json:
             emit({"name": stream.name, "kind": stream.kind, "segments": open_segments, "labels": list(stream.labels)})
@@ -62,6 +69,17 @@ def _scaling(segments: int, events: int | None, bytes: int | None, factor: int |
     if factor is not None or most is not None:
         raise click.UsageError("--factor and --max-segments are for streams that scale by a rate: give --events-per-second, say")
     return hw.Scaling.fixed(segments)
+
+
+def _retention(days: float | None, bytes: int | None, groups: tuple[str, ...]) -> hw.Retention:
+    age = timedelta(days=days) if days is not None else None
+    if groups:
+        return hw.Retention.by_consumption(groups, max_size=bytes, max_age=age)
+    if age is not None and bytes is not None:
+        raise click.UsageError("events are kept by --keep-days or by --keep-bytes; both together go with --keep-until-read")
+    if age is not None:
+        return hw.Retention.by_time(age)
+    return hw.Retention.by_size(bytes) if bytes is not None else hw.Retention.forever()
 
 
 @click.command("split")
