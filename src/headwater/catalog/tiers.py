@@ -151,6 +151,16 @@ def count_small(tx: Tx, log: int, small: int) -> None:
     tx.run("UPDATE tier SET small = ? WHERE log = ?", (small, log))
 
 
+def count_chunks(tx: Tx, stream: int) -> tuple[int, int]:
+    """(how many, how many bytes they take) of a stream's own chunks."""
+    rows = tx.run(
+        "SELECT count(DISTINCT e.object), COALESCE(sum(e.length), 0) FROM segment s JOIN tier t ON t.log = s.log "
+        "JOIN extent e ON e.log = s.log AND e.first < t.until WHERE s.stream = ? AND e.form > 0",
+        (stream,),
+    )
+    return int(rows[0][0]), int(rows[0][1])
+
+
 def get_until(tx: Tx, log: int) -> int:
     """The first number of a log that is not in a chunk."""
     rows = tx.run("SELECT until FROM tier WHERE log = ?", (log,))

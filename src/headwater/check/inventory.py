@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.catalog import segments, streams, writers
+from headwater.catalog import leases, segments, streams, tiers, writers
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.model.keys import KEY_SPACE
@@ -46,6 +46,9 @@ class StreamContents:
     labels: tuple[str, ...]
     events: int
     bytes: int
+    #: Parquet files and what they take, compressed; the rest is in blocks as it was appended.
+    chunks: int
+    chunk_bytes: int
     segments: tuple[SegmentContents, ...]
     #: (id, last number) of each named writer.
     writers: tuple[tuple[str, int], ...] = ()
@@ -67,6 +70,8 @@ class StoreContents:
     stored_bytes: int | None
     objects: int | None
     live_sessions: int
+    #: Who does the upkeep now: host and process.
+    upkeep: str | None
     streams: tuple[StreamContents, ...]
 
 
@@ -104,6 +109,7 @@ def store_contents(store: Store) -> StoreContents:
         stored_bytes=sum(info.bytes for info in stored) if stored is not None else None,
         objects=len(stored) if stored is not None else None,
         live_sessions=live,
+        upkeep=engine.look(leases.find_holder),
         streams=tuple(found),
     )
 
@@ -111,6 +117,7 @@ def store_contents(store: Store) -> StoreContents:
 def _stream_contents(tx: Tx, stream: int, *, with_writers: bool = True) -> StreamContents:
     row = streams.get_stream(tx, stream)
     found = [_segment_contents(segment) for segment in segments.list_segments(tx, stream)]
+    chunks, chunk_bytes = tiers.count_chunks(tx, stream)
     return StreamContents(
         name=row.full_name,
         kind=row.kind,
@@ -119,6 +126,8 @@ def _stream_contents(tx: Tx, stream: int, *, with_writers: bool = True) -> Strea
         labels=streams.list_labels(tx, stream),
         events=sum(segment.events for segment in found),
         bytes=sum(segment.bytes for segment in found),
+        chunks=chunks,
+        chunk_bytes=chunk_bytes,
         segments=tuple(found),
         writers=tuple(writers.list_writers(tx, stream)) if with_writers else (),
     )

@@ -64,6 +64,8 @@ def _stream_json(stream: StreamContents) -> dict[str, Any]:
         "kind": stream.kind,
         "events": stream.events,
         "bytes": stream.bytes,
+        "chunks": stream.chunks,
+        "chunk_bytes": stream.chunk_bytes,
         "segments": stream.open_segments,
         "epoch": stream.epoch,
         "sealed": stream.is_sealed,
@@ -85,6 +87,7 @@ def _store_json(store: hw.Store, contents: StoreContents) -> dict[str, Any]:
         "stored_bytes": contents.stored_bytes,
         "objects": contents.objects,
         "live_sessions": contents.live_sessions,
+        "upkeep": contents.upkeep,
         "streams": [_stream_json(stream) for stream in contents.streams],
     }
 
@@ -128,6 +131,7 @@ def _show_store(store: hw.Store, contents: StoreContents) -> None:
         facts.add_row("storage", f"{size(contents.stored_bytes)} in {contents.objects:,} files, preallocated ones as a whole")
     facts.add_row("made", time_text(_time(contents.created_at)))
     facts.add_row("sessions", f"{contents.live_sessions} live")
+    facts.add_row("upkeep", contents.upkeep or "nobody does it now")
     facts.add_row("streams", f"{len(contents.streams):,}")
     facts.add_row("events", f"{sum(stream.events for stream in contents.streams if stream.kind == 'events'):,}")
     facts.add_row("data", size(sum(stream.bytes for stream in contents.streams)))
@@ -162,13 +166,17 @@ def _show_stream(stream: hw.Stream, contents: StreamContents, all_segments: bool
     facts.add_row("state", f"{'sealed' if contents.is_sealed else 'open'}, epoch {contents.epoch}")
     facts.add_row("events" if contents.kind == "events" else "bytes", f"{contents.events:,}")
     facts.add_row("data", size(contents.bytes))
+    if contents.chunks:
+        facts.add_row(
+            "history", f"{contents.chunks:,} {'Parquet files' if contents.kind != 'bytes' else 'files'}, {size(contents.chunk_bytes)}"
+        )
     if contents.kind == "events":
         facts.add_row("schema", "\n".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in stream.schema))
     scaling = stream.scaling
     facts.add_row(
         "scaling", f"fixed, {scaling.min_segments} at first" if scaling.kind == "fixed" else f"{scaling.kind} {scaling.target:,}/s"
     )
-    facts.add_row("retention", stream.retention.kind)
+    facts.add_row("retention", _retention(stream.retention))
     if contents.labels:
         facts.add_row("labels", " ".join(contents.labels))
     facts.add_row("head", str(stream.head()))
@@ -199,6 +207,15 @@ def _show_stream(stream: hw.Stream, contents: StreamContents, all_segments: bool
         out.print(writers)
         if len(contents.writers) > _SHOWN_WRITERS:
             out.print(f"and {len(contents.writers) - _SHOWN_WRITERS:,} more: --json shows them")
+
+
+def _retention(policy: hw.Retention) -> str:
+    parts = [f"until read by {', '.join(policy.groups)}"] if policy.groups else []
+    if policy.seconds is not None:
+        parts.append(f"{policy.seconds / 86400:g} days")
+    if policy.bytes is not None:
+        parts.append(size(policy.bytes))
+    return ", at most ".join(parts) if parts else "forever"
 
 
 def _time(time_us: int) -> datetime:
