@@ -67,6 +67,8 @@ def test_a_stream_is_made_listed_and_described(run: Run, url: str) -> None:
         "kind": "events",
         "events": 2,
         "bytes": 0,
+        "chunks": 0,
+        "chunk_bytes": 0,
         "segments": 2,
         "epoch": 0,
         "sealed": False,
