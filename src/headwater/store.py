@@ -6,9 +6,11 @@ import atexit
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -33,6 +35,7 @@ from headwater.segments.engine import Engine, check_time
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
+from headwater.segments.tiering import ChunkJob, MadeChunk, Moved
 from headwater.storage import Storage, open_storage, parse_file_url
 from headwater.stream import Stream
 from headwater.streams import cuts, forks, lifecycle, steps, truncation
@@ -330,6 +333,17 @@ class Store:
         with self._upkeep.pause():
             yield
 
+    @contextmanager
+    def tiering(self, stream: str) -> Iterator[Tiering]:
+        """Tier a stream by other processes: give its `jobs` to them, and what each `run` returns to `finish`.
+
+        Until the end of the block no other upkeep runs. A job may be run twice, or never: what is not finished is garbage.
+        """
+        self._check_open()
+        ref = lifecycle.open_stream(self._engine, parse_stream_name(stream))
+        with self._upkeep.tiering(ref) as (jobs, finish):
+            yield Tiering([TierJob(self, ref.name, job) for job in jobs], finish)
+
     @property
     def upkeep_totals(self) -> UpkeepReport:
         """What this process's upkeep did since the store was opened."""
@@ -522,6 +536,29 @@ class Store:
         self._heart = Heart()
         self._begin_upkeep()
         self._commits = Commits()
+
+
+@dataclass(frozen=True)
+class TierJob:
+    """A chunk to be made of some of a stream's blocks. Picklable: it opens the same store where it is unpickled."""
+
+    store: Store
+    stream: str
+    job: ChunkJob
+
+    def run(self) -> MadeChunk:
+        """Write the chunk to storage; nobody reads it before `finish`."""
+        ref = lifecycle.open_stream(self.store._engine, parse_stream_name(self.stream))
+        return self.job.run(self.store._engine, ref, uuid.uuid4().hex[:12])
+
+
+@dataclass(frozen=True)
+class Tiering:
+    """Jobs that tier a stream, and what puts the chunks they made in their place."""
+
+    jobs: list[TierJob]
+    #: What became of a chunk; None if its extents changed meanwhile.
+    finish: Callable[[MadeChunk], Moved | None]
 
 
 def _checked_id(id: str) -> str:

@@ -60,6 +60,21 @@ class Batch:
     def schema(self) -> pa.Schema:
         return self._stream.schema
 
+    def count_until(self, time_us: int, *, inclusive: bool) -> int:
+        """How many of the first events were appended before a time, or at it too."""
+        if isinstance(self._appended, int):
+            return self.count if self._appended < time_us or (inclusive and self._appended == time_us) else 0
+        times = self._cut(self._appended).cast(pa.int64()).to_numpy()
+        return int(np.searchsorted(times, time_us, side="right" if inclusive else "left"))
+
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        """The first `count` events, and the rest."""
+        start = self.first - self._from
+        middle = self.first + count
+        parts = ((self.first, middle), (middle, self.end))
+        first, second = (Batch(self._stream, self.segment, start, self._chunk, self._appended, *part) for part in parts)
+        return first, second
+
     def time_at(self, index: int) -> datetime:
         times = self._chunk.times
         if times is not None and times[self._from + index].is_valid:

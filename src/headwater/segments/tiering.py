@@ -13,7 +13,7 @@ import google_crc32c
 import pyarrow as pa
 
 from headwater.catalog import tiers
-from headwater.catalog.extents import PARQUET, RAW
+from headwater.catalog.extents import BLOCK, PARQUET, RAW
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tiers import Backlog, NewExtent, Piece
 from headwater.errors import ConditionFailedError
@@ -55,20 +55,20 @@ class Chunks:
 
     def tier(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
         """Make a chunk of a log's next blocks; None if there are none. ConditionFailedError if they changed meanwhile."""
-        pieces = self._engine.read(tiers.list_blocks, backlog.log, backlog.start, CHUNK_EXTENTS)
-        chosen: list[Piece] = []
-        size = 0
-        for piece in pieces:
-            if chosen and size + piece.length > CHUNK_BYTES:
-                break
-            chosen.append(piece)
-            size += piece.length
-        if not chosen:
+        pieces = _fitting(self._engine.read(tiers.list_blocks, backlog.log, backlog.start, CHUNK_EXTENTS))
+        if not pieces:
             return None
         failpoints.reach("tier.read")
-        moved = self._replace(stream, backlog, chosen)
-        self.delete_inline(backlog.log, chosen[-1].end)
-        return moved
+        return self.finish(ChunkJob(stream.id, backlog, tuple(pieces), self._session, self._next_index()).run(self._engine, stream))
+
+    def plan(self, stream: StreamRef, backlog: Backlog) -> list[ChunkJob]:
+        """All that can be made of a log's blocks now, as jobs that may run in other processes."""
+        jobs = []
+        at = backlog.start
+        while pieces := _fitting(self._engine.read(tiers.list_blocks, backlog.log, at, CHUNK_EXTENTS)):
+            jobs.append(ChunkJob(stream.id, backlog, tuple(pieces), self._session, self._next_index()))
+            at = pieces[-1].end
+        return jobs
 
     def compact(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
         """Make one chunk of a log's small ones, if there are enough of them; None if there are not."""
@@ -77,7 +77,7 @@ class Chunks:
         found = [chunk for chunk in found if not any(chunk.first < until and start < chunk.end for start, until in held)]
         chosen = choose_chunks(found, is_sealed=backlog.is_sealed)
         if len(chosen) > 1:
-            return self._replace(stream, backlog, chosen)
+            return self.finish(ChunkJob(stream.id, backlog, tuple(chosen), self._session, self._next_index()).run(self._engine, stream))
         if len(found) < COMPACT_CHUNKS and not held:
             # Some went by truncation: don't look again before there are more.
             self._engine.write_once(tiers.count_small, backlog.log, -1 if backlog.is_sealed else len(found))
@@ -88,22 +88,47 @@ class Chunks:
         while self._engine.write(tiers.delete_inline, log, until, _INLINE_ROWS):
             failpoints.reach("tier.sliced")
 
-    def _replace(self, stream: StreamRef, backlog: Backlog, old: Sequence[Piece]) -> Moved:
-        index = self._next_index()
-        suffix = "bytes" if stream.kind == "bytes" else "parquet"
-        key = layout.chunk_key(stream.name, stream.id, backlog.segment, old[0].first, self._session, index, suffix)
-        cursor = SegmentCursor(self._engine, stream, _view(backlog), old[0].first, old[-1].end, prefetch_bytes=_PREFETCH_BYTES)
-        if stream.kind == "bytes":
-            new = _write_raw(self._engine, key, cursor)
-        else:
-            new = [_write_parquet(self._engine, key, cursor, stream, old)]
-        failpoints.reach("tier.written")
-        object = layout.object_id(self._session, index), key
-        self._engine.write_once(tiers.swap, self._session, backlog.log, old, new, object)
+    def finish(self, made: MadeChunk) -> Moved:
+        """Put a chunk in the place of what it was made of. ConditionFailedError if that changed meanwhile: then it is garbage."""
+        job, old = made.job, made.job.old
+        self._engine.write_once(tiers.swap, self._session, job.backlog.log, old, made.new, (made.object, made.key))
         failpoints.reach("tier.swapped")
+        if old[-1].form == BLOCK:
+            self.delete_inline(job.backlog.log, old[-1].end)
+        return Moved(old[-1].end - old[0].first, len(old), sum(piece.bytes for piece in old), sum(extent.length for extent in made.new))
+
+
+class ChunkJob(NamedTuple):
+    """Extents to be made one chunk. Any process may do it, also twice: only what `Chunks.finish` is given counts."""
+
+    stream: int
+    backlog: Backlog
+    old: tuple[Piece, ...]
+    session: int
+    number: int
+
+    def run(self, engine: Engine, stream: StreamRef, attempt: str = "") -> MadeChunk:
+        """Write the chunk. `attempt` keeps tries of the same job apart."""
+        suffix = f"{f'-{attempt}' if attempt else ''}.{'bytes' if stream.kind == 'bytes' else 'parquet'}"
+        key = layout.chunk_key(stream.name, stream.id, self.backlog.segment, self.old[0].first, self.session, self.number, suffix)
+        cursor = SegmentCursor(engine, stream, _view(self.backlog), self.old[0].first, self.old[-1].end, prefetch_bytes=_PREFETCH_BYTES)
+        if stream.kind == "bytes":
+            new = _write_raw(engine, key, cursor)
+        else:
+            new = [_write_parquet(engine, key, cursor, stream, self.old)]
         # What took a chunk's memory is the process's again, which has other things to do than this.
         pa.default_memory_pool().release_unused()
-        return Moved(old[-1].end - old[0].first, len(old), sum(piece.bytes for piece in old), sum(extent.length for extent in new))
+        failpoints.reach("tier.written")
+        return MadeChunk(self, tuple(new), layout.object_id(self.session, self.number), key)
+
+
+class MadeChunk(NamedTuple):
+    """A chunk that is written, and not yet in its place."""
+
+    job: ChunkJob
+    new: tuple[NewExtent, ...]
+    object: int
+    key: str
 
 
 def choose_chunks(chunks: Sequence[Piece], *, is_sealed: bool) -> list[Piece]:
@@ -140,7 +165,7 @@ def _fitting(chunks: Sequence[Piece]) -> list[Piece]:
     size = 0
     for chunk in chunks:
         size += chunk.bytes
-        if size > CHUNK_BYTES:
+        if found and size > CHUNK_BYTES:
             break
         found.append(chunk)
     return found

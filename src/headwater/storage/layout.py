@@ -30,7 +30,7 @@ INDEXES: Final = 1 << _INDEX_BITS
 #: Session ids: an object's id must fit into a database's signed 64-bit integer.
 SESSIONS: Final = 1 << (63 - _INDEX_BITS)
 
-_CHUNK_KEY = re.compile(r"chunks/.*/[0-9]+-([0-9a-f]{12})-([0-9a-f]{6})\.(parquet|bytes)")
+_CHUNK_KEY = re.compile(r"chunks/.*/[0-9]+-([0-9a-f]{12})-([0-9a-f]{6})(?:-[0-9a-f]+)?\.(parquet|bytes)")
 _TRANSACTION_KEY = re.compile(r"txn/([^/]+)/[^/]+")
 _KEY = re.compile(r"(journal|l0)/([0-9a-f]{12})/([0-9a-f]{6})\.(hwj|hwb)")
 _SUFFIXES = {"journal": "hwj", "l0": "hwb"}
@@ -66,7 +66,7 @@ def chunk_folder(stream: str, stream_id: int) -> str:
 
 def chunk_key(stream: str, stream_id: int, segment: int, first: int, session: int, index: int, suffix: str) -> str:
     _check(session, index)
-    return f"{chunk_folder(stream, stream_id)}segment={segment}/{first:016d}-{session:012x}-{index:06x}.{suffix}"
+    return f"{chunk_folder(stream, stream_id)}segment={segment}/{first:016d}-{session:012x}-{index:06x}{suffix}"
 
 
 def parse_transaction_key(key: str) -> str | None:

@@ -19,8 +19,9 @@ from headwater.runtime.clock import to_datetime
 from headwater.segments.engine import Engine
 from headwater.streams.load_samples import StreamSample, take_sample
 
-#: Samples saved under one lock.
+#: Samples saved, and segments split or merged, under one lock. What is left of a stream's changes is for the next round.
 _SLICE_STREAMS = 50
+_SLICE_CHANGES = 50
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def scale_streams(engine: Engine, now_us: int) -> ScalingReport:
     made: list[Change] = []
     lost = 0
     for sample in samples:
-        changes = decide(sample.policy, sample.loads, now_us) if sample.stream.id in saved else []
+        changes = decide(sample.policy, sample.loads, now_us)[:_SLICE_CHANGES] if sample.stream.id in saved else []
         try:
             if changes:
                 engine.write(loads.apply_changes, sample.stream, changes, now_us)

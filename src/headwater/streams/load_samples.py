@@ -18,7 +18,7 @@ from headwater.catalog.loads import LongCommit, Saved
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KEY_SPACE, KeyRange
-from headwater.model.load import Amount, SegmentLoad, hand_on, key_share, observe
+from headwater.model.load import Amount, SegmentLoad, hand_on, key_share, observe, overlapping
 from headwater.model.policies import Scaling
 
 #: A stream is sampled about this often, and not again within most of it.
@@ -85,8 +85,8 @@ def take_sample(tx: Tx, stream: int, now_us: int) -> StreamSample | None:
         # What came before does not count: nobody knows over which time.
         state = LoadState(policy.kind, now_us, loads=hand_on([], [(segment.number, segment.keys) for segment in opened], now_us))
     else:
-        commits = loads.list_long_commits(tx, stream, before.sampled_at)
-        amounts = _appended(tx, state, opened, sealed, commits)
+        grown = [segment for segment in [*opened, *sealed] if segment.tail > state.counted.get(segment.number, 0)]
+        amounts = _appended(tx, state, grown, loads.list_long_commits(tx, stream, before.sampled_at) if grown else [])
         _advance(state, before.sampled_at, opened, sealed, amounts, now_us)
     state.last_number = max(state.last_number, *(segment.number for segment in [*opened, *sealed]))
     state.counted = {segment.number: segment.tail for segment in opened}
@@ -95,16 +95,12 @@ def take_sample(tx: Tx, stream: int, now_us: int) -> StreamSample | None:
     return StreamSample(row, policy, state.loads, saved)
 
 
-def _appended(
-    tx: Tx, state: LoadState, opened: Sequence[SegmentRow], sealed: Sequence[SegmentRow], commits: Sequence[LongCommit]
-) -> dict[int, list[Amount]]:
+def _appended(tx: Tx, state: LoadState, grown: Sequence[SegmentRow], commits: Sequence[LongCommit]) -> dict[int, list[Amount]]:
     """What each segment got since it was last counted, in the unit of the policy."""
     found: dict[int, list[Amount]] = {}
-    for segment in [*opened, *sealed]:
+    for segment in grown:
         counted = state.counted.get(segment.number, 0)
         events = segment.tail - counted
-        if events <= 0:
-            continue
         amounts = []
         for commit in commits:
             # A commit was counted before if the tail behind it was; one into a segment of its own, by a roll, if that was known.
@@ -135,11 +131,12 @@ def _advance(
     given: dict[int, list[Amount]] = defaultdict(list)
     for segment in opened:
         given[segment.number] += amounts.get(segment.number, [])
+    ordered = sorted(opened, key=lambda segment: segment.keys)
+    starts = [segment.keys.start for segment in ordered]
     for segment in sealed:
-        for other in opened:
-            if amounts.get(segment.number) and other.keys.overlaps(segment.keys):
-                share = key_share(segment.keys, other.keys)
-                given[other.number] += [Amount(total * share, lifetime) for total, lifetime in amounts[segment.number]]
+        for index in overlapping(starts, segment.keys):
+            share = key_share(segment.keys, ordered[index].keys)
+            given[ordered[index].number] += [Amount(total * share, lifetime) for total, lifetime in amounts.get(segment.number, ())]
     age = max(0.0, (sampled_at - state.since) / 1e6)
     state.loads = [
         load._replace(rates=observe(load.rates, given[load.number], seconds, age), changed_at=min(load.changed_at, now_us))

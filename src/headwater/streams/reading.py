@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,28 +62,69 @@ def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place, co
 
 
 def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None) -> Iterator[Batch]:
+    if columns is not None and len(ranges) > 1:
+        columns = [*columns, "_appended"]
     lineage = _lineage(ranges)
-    reading: set[SegmentCursor] = set()
+    reading: set[_Source] = set()
     left = {item.segment.number: (item.segment.number, item.start, item.end) for item in ranges}
     hold = _Hold(engine, stream)
     try:
         while lineage or reading:
             hold.renew(left.values)
-            reading.update(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns) for item in lineage.take_ready())
+            for item in lineage.take_ready():
+                reading.add(_Source(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns)))
             try:
-                cursor = _earliest(reading)
-                batch = cursor.next_batch()
+                source, batch = _earliest(reading)
             except TruncatedError as error:
                 raise _with_head(engine, stream, error) from None
-            left[cursor.segment] = (cursor.segment, cursor.number, left[cursor.segment][2])
-            if cursor.is_done:
-                reading.remove(cursor)
-                lineage.finish(cursor.segment)
-                del left[cursor.segment]
+            if source.is_done:
+                reading.remove(source)
+                lineage.finish(source.segment)
+                del left[source.segment]
+            elif batch is not None:
+                left[source.segment] = (source.segment, batch.end, left[source.segment][2])
             if batch is not None:
                 yield batch
     finally:
         hold.release()
+
+
+class _Source:
+    """A segment that is read beside others, in the order of append times: a batch that reaches too far is handed out in parts."""
+
+    def __init__(self, cursor: SegmentCursor) -> None:
+        self.segment = cursor.segment
+        self._cursor = cursor
+        self._rest: Batch | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._rest is None and self._cursor.is_done
+
+    def turn(self) -> tuple[int, int]:
+        """When its next event was appended; among equals the lower segment goes first."""
+        time = self._rest.appended_at if self._rest is not None else self._cursor.next_time()
+        return (1 << 62 if time is None else time, self.segment)
+
+    def next_batch(self, turn: tuple[int, int] | None) -> Batch | None:
+        """The next events, as far as they come before another one's turn."""
+        batch = self._rest if self._rest is not None else self._cursor.next_batch()
+        self._rest = None
+        if batch is None or turn is None:
+            return batch
+        count = batch.count_until(turn[0], inclusive=self.segment < turn[1])
+        if 0 < count < batch.count:
+            batch, self._rest = batch.split(count)
+        return batch
+
+
+def _earliest(reading: set[_Source]) -> tuple[_Source, Batch | None]:
+    """The source whose turn it is, and what it has."""
+    if len(reading) == 1:
+        source = next(iter(reading))
+        return source, source.next_batch(None)
+    (_, source), (turn, _) = heapq.nsmallest(2, ((source.turn(), source) for source in reading), key=lambda found: found[0])
+    return source, source.next_batch(turn)
 
 
 def _lineage(ranges: Iterable[Range]) -> Lineage:
@@ -90,12 +132,6 @@ def _lineage(ranges: Iterable[Range]) -> Lineage:
     for item in sorted(ranges, key=lambda item: item.segment.number):
         lineage.add(item)
     return lineage
-
-
-def _earliest(reading: set[SegmentCursor]) -> SegmentCursor:
-    if len(reading) == 1:
-        return next(iter(reading))
-    return min(reading, key=lambda cursor: (cursor.next_time() or 1 << 62, cursor.segment))
 
 
 def _with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> TruncatedError:

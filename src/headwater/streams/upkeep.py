@@ -34,7 +34,7 @@ from headwater.runtime import failpoints
 from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.tiering import Chunks, Moved
+from headwater.segments.tiering import ChunkJob, Chunks, MadeChunk, Moved
 from headwater.streams import autoscaling, garbage, retention, truncation
 from headwater.streams.lifecycle import stream_ref
 
@@ -142,6 +142,23 @@ class Upkeep:
                 yield
         finally:
             self._wanted.clear()
+
+    @contextmanager
+    def tiering(self, stream: StreamRef) -> Iterator[tuple[list[ChunkJob], Callable[[MadeChunk], Moved | None]]]:
+        """All of a stream's blocks as jobs for other processes, and what puts a chunk they made in its place."""
+        with self.pause():
+            chunks = self._chunks()
+            found = [backlog for backlog in self._engine.read(tiers.list_backlogs) if backlog.stream == stream.id]
+            jobs = [job for backlog in found for job in chunks.plan(stream, backlog)]
+
+            def finish(made: MadeChunk) -> Moved | None:
+                try:
+                    return chunks.finish(made)
+                except ConditionFailedError:
+                    return None  # Truncated or deleted meanwhile: then it is garbage.
+
+            yield jobs, finish
+            garbage.collect(self._engine, self._live_session())
 
     def close(self) -> None:
         """Stop, and let another process have the lease at once."""
