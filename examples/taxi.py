@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 import headwater as hw
 
 ZONES = 40
-CALM, PEAK = 0.6, 6.0  # rides per second in the whole city
-STEP = timedelta(minutes=3)
+CALM, PEAK = 0.5, 5.0  # rides per second in the whole city
+STEP = timedelta(minutes=5)
 
 
 def rides_per_second(hour: float) -> float:

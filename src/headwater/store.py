@@ -326,6 +326,14 @@ class Store:
         self._check_open()
         return self._upkeep.run()
 
+    def upkeep_rounds(self, every: float = 2.0) -> Iterator[UpkeepReport | None]:
+        """Do the upkeep in this thread, for a store opened with upkeep=False: what is due every so many seconds, for ever.
+
+        Gives a report of each round, or None while another process has the lease.
+        """
+        self._check_open()
+        return self._upkeep.rounds(every)
+
     @contextmanager
     def pause_upkeep(self) -> Iterator[None]:
         """In this block no process tiers, retains or deletes anything, so that files and catalog can be copied one after the other."""

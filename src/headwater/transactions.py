@@ -309,6 +309,7 @@ class Transaction:
             if ids:
                 self._given += 1
                 self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, list(ids)))
+                failpoints.reach("adopt.committed")
 
     def commit_reader(self, reader: Reader) -> None:
         """Commit a manual reader's position as of now together with the rest; an abort takes the reader back to its last durable one."""

@@ -147,3 +147,4 @@ def test_the_examples_run(tmp_path: Path) -> None:
         store.stream("a/lines").seal()
     assert example("follow.py", url, "a/lines") == "one: 3\ntwo: 4\n"
     assert example("batches.py", url) == "3 rides stored\n3 rides in all, 73.5 in fares\n"
+    assert "every zone's rides are there, in order" in example("taxi.py", str(tmp_path / "city"))

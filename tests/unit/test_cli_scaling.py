@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import headwater as hw
 from headwater.cli import main
 from headwater.cli.heatmap import draw
+from headwater.cli.scaling import show
 from headwater.model.scaling_history import LoadSample, RangeRate, ScalingHistory, SegmentLife
 
 Run = Callable[..., Result]
@@ -153,3 +156,13 @@ def test_bytes_are_told_as_bytes() -> None:
 def test_a_stream_made_this_moment_has_a_map_too() -> None:
     drawn = draw(ScalingHistory((life(0.0, 1.0, NOON, None, 0),), (), ()), width=3, height=2, now=NOON)
     assert len(drawn.columns) == 3 and drawn.full > 0
+
+
+def test_a_terminal_with_colours_gets_two_cells_a_character() -> None:
+    rates = (RangeRate(0.0, 0.5, 9.0), RangeRate(0.5, 1.0, 0.0))
+    drawn = draw(ScalingHistory((), (LoadSample(NOON, "event_rate", 5, rates),), ()), width=30, height=4, now=NOON)
+    text = io.StringIO()
+    show(Console(file=text, force_terminal=True, color_system="truecolor", width=80, soft_wrap=True, highlight=False), drawn, colours=True)
+    lines = text.getvalue().splitlines()
+    assert [line.count("▀") for line in lines[:2]] == [30, 30]
+    assert "214;40;40" in lines[1] and "214;40;40" not in lines[0], "red below, where it is above the target"

@@ -177,8 +177,8 @@ def test_a_named_writer_without_numbers_goes_on_after_its_last_one_and_repeats_w
     for _ in range(2):
         write(url, "a/lines", "one\ntwo\n", "--writer-id", "w")
     assert sorted(map(str, values(url, "a/lines"))) == ["b'one'", "b'one'", "b'two'", "b'two'"]
-    with hw.open(url) as store:
-        assert store.stream("a/lines").writer("w").last_number == 4
+    with hw.open(url) as store, store.stream("a/lines").writer("w") as writer:
+        assert writer.last_number == 4
     # A source that counts from where it was told is not repeated.
     write(url, "a/lines", '{"n": 4}\n{"n": 5}\n', "--writer-id", "w", "--number", "n")
     assert len(values(url, "a/lines")) == 5

@@ -52,6 +52,7 @@ def test_a_retention_is_read_back_from_its_json(retention: Retention) -> None:
         lambda: Scaling.by_event_rate(10, factor=1),
         lambda: Scaling.by_data_rate(10, min_segments=0),
         lambda: Scaling.by_data_rate(10, min_segments=3, max_segments=2),
+        lambda: Scaling.by_event_rate(10, min_segments=10_001),
         lambda: Retention.by_time(timedelta(0)),
         lambda: Retention.by_time(60),  # type: ignore[arg-type]
         lambda: Retention.by_size(0),

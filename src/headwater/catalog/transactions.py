@@ -179,6 +179,7 @@ def adopt(tx: Tx, id: str, others: Sequence[str]) -> None:
         tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (outcome, other))
         behind += length
     tx.run("UPDATE txn SET next_ordinal = ? WHERE id = ?", (behind, id))
+    failpoints.reach("adopt.applied")
 
 
 def abort(tx: Tx, id: str, lease_us: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
@@ -20,25 +19,36 @@ _SHOWN_UNUSED = 10
 
 
 @click.command("upkeep")
-@click.option("--once", is_flag=True, help="One round, then end.")
-@click.option("--every", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="SECONDS", help="Between two rounds.")
+@click.option("--once", is_flag=True, help="One full round now, whatever is due, then end.")
+@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between two rounds.")
 @with_store
 def upkeep_command(target: Target, once: bool, every: float) -> None:
     """Do the store's housekeeping, once or until Ctrl-C: tier to Parquet, scale, retain, time out, collect garbage."""
     interrupts.end_well()
     with target.open(upkeep=False) as store:
-        while True:
-            report = store.run_upkeep()
-            if target.json:
-                emit(asdict(report))
-            elif once or _what_was_done(report):
-                console().print(_what_was_done(report) or "nothing to do")
-                for problem in report.problems:
-                    console(stderr=True).print(f"problem: {problem}")
-            sys.stdout.flush()
-            if once:
-                return
-            time.sleep(every)
+        if once:
+            _show_round(target, store.run_upkeep(), quiet=False)
+            return
+        holds = None
+        for report in store.upkeep_rounds(every):
+            if holds is not (report is not None) and not target.json:
+                console(stderr=True).print("this process does the upkeep" if report is not None else "another process does the upkeep")
+            holds = report is not None
+            if report is not None:
+                _show_round(target, report, quiet=not target.json)
+
+
+def _show_round(target: Target, report: UpkeepReport, *, quiet: bool) -> None:
+    done = _what_was_done(report)
+    if quiet and not done and not report.problems:
+        return
+    if target.json:
+        emit(asdict(report))
+    else:
+        console().print(done or "nothing to do")
+        for problem in report.problems:
+            console(stderr=True).print(f"problem: {problem}")
+    sys.stdout.flush()
 
 
 def _what_was_done(report: UpkeepReport) -> str:

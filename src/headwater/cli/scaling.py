@@ -56,7 +56,7 @@ def scaling_command(target: Target, name: str, hours: float | None, png: str | N
     drawn = draw(history, width=wide, height=height * 2 if colours else height, now=now, since=since)
     counted = f"{facts['segments_open']} segment{'' if facts['segments_open'] == 1 else 's'} open, epoch {facts['epoch']}"
     out.print(f"{name}: {_policy_text(policy)}; {counted}")
-    _show(out, drawn, colours)
+    show(out, drawn, colours)
     _show_events(out, [event for event in history.events if since is None or event.time >= since], events)
 
 
@@ -87,7 +87,8 @@ def _history_json(history: hw.ScalingHistory, since: datetime | None) -> dict[st
     }
 
 
-def _show(out: Console, drawn: HeatMap, colours: bool) -> None:
+def show(out: Console, drawn: HeatMap, colours: bool) -> None:
+    """Print a heat map. With colours each character is two cells, one above the other."""
     lines = len(drawn.columns[0]) // 2 if colours else len(drawn.columns[0])
     for line in range(lines - 1, -1, -1):
         label = "keys 1.0" if line == lines - 1 else "0.0" if line == 0 else ""

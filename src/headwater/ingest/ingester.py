@@ -21,7 +21,7 @@ from headwater.ingest.streams import DeadLetters, Plan, open_target, state_names
 from headwater.ingest.target import Target
 from headwater.ingest.todo import Todo, changed
 
-_POLL_SECONDS = 0.5
+_LONGEST_POLL_SECONDS, _SHORTEST_POLL_SECONDS = 0.5, 0.05
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def ingest(
             run.round(find_files(places, format, may_be_none=watch))
             if not watch:
                 return run.report()
-            pause(_POLL_SECONDS)
+            pause(min(_LONGEST_POLL_SECONDS, max(_SHORTEST_POLL_SECONDS, settle / 2)))
     finally:
         claim.release()
 

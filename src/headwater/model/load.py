@@ -6,6 +6,7 @@ Nothing here looks at a clock or a catalog. Rates are per second, of events or o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -70,18 +71,20 @@ def observe(rates: Rates, amounts: Iterable[Amount], dt: float, age: float) -> R
 
 
 def hand_on(old: Sequence[SegmentLoad], opened: Iterable[tuple[int, KeyRange]], now_us: int) -> list[SegmentLoad]:
-    """The loads of the segments that are open now, by key: of those that are new, their share of what had their keys before.
+    """The loads of the segments that are open now, in the order of their keys, as `old` are: new ones get their share of what had
+    their keys before.
 
     So a split or merge, by whomever, neither hides load nor makes any up. A segment with just the keys of another (a roll for a
     transaction) takes its place as if nothing had happened.
     """
     known = {load.number: load for load in old}
+    starts = [load.keys.start for load in old]
     found = []
     for number, keys in sorted(opened, key=lambda item: item[1]):
         if number in known:
             found.append(known[number])
             continue
-        before = [load for load in old if load.keys.overlaps(keys)]
+        before = [old[index] for index in overlapping(starts, keys)]
         same = next((load for load in before if load.keys == keys), None)
         if same is not None:
             found.append(same._replace(number=number))
@@ -89,15 +92,21 @@ def hand_on(old: Sequence[SegmentLoad], opened: Iterable[tuple[int, KeyRange]], 
         rates = _sum(_scaled(load.rates, key_share(load.keys, keys)) for load in before)
         parent = before[0] if len(before) == 1 and before[0].keys != keys else None
         origin = parent.keys if parent is not None else None
-        found.append(SegmentLoad(number, keys, now_us, rates, origin, _splits_in_vain(parent, old) if parent is not None else 0))
+        found.append(SegmentLoad(number, keys, now_us, rates, origin, _splits_in_vain(parent, old, starts) if parent is not None else 0))
     return found
 
 
-def _splits_in_vain(load: SegmentLoad, among: Sequence[SegmentLoad]) -> int:
+def overlapping(starts: Sequence[int], keys: KeyRange) -> range:
+    """Which of the neighbours that begin at these places, in order and tiling the key space, overlap a range."""
+    return range(max(0, bisect_right(starts, keys.start) - 1), bisect_left(starts, keys.end))
+
+
+def _splits_in_vain(load: SegmentLoad, among: Sequence[SegmentLoad], starts: Sequence[int]) -> int:
     """For a segment that was split: how many splits in a row, up to the one that made it, left the load in one piece."""
     if load.origin is None:
         return 0
-    within = sum(o.latest for o in among if load.origin.start <= o.keys.start and o.keys.end <= load.origin.end)
+    family = [among[index] for index in overlapping(starts, load.origin)]
+    within = sum(other.latest for other in family if load.origin.start <= other.keys.start and other.keys.end <= load.origin.end)
     return load.in_vain + 1 if load.latest >= _IN_VAIN_SHARE * within else 0
 
 

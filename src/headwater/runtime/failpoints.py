@@ -38,6 +38,8 @@ NAMES = (
     "txn.dropped",
     "txn.aborted",
     "txn.expired",
+    "adopt.applied",
+    "adopt.committed",
     "tier.read",
     "tier.written",
     "tier.applied",

@@ -109,13 +109,18 @@ class Upkeep:
         self._thread.start()
 
     def _run(self) -> None:
-        pause = UPKEEP_DELAY_SECONDS
-        while not self._stop.wait(pause):
-            pause = _ROUND_SECONDS
+        if not self._stop.wait(UPKEEP_DELAY_SECONDS):
+            for _ in self.rounds(_ROUND_SECONDS):
+                pass
+
+    def rounds(self, every: float) -> Iterator[UpkeepReport | None]:
+        """Do what is due, for ever: a report of each round, or None while another process does the upkeep."""
+        while True:
+            report = None
             try:
                 with self._mutex:
                     if not self._wanted.is_set() and self._take_if_free():
-                        self._round(eager=False)
+                        report = self._round(eager=False)
             except FencedError:
                 # Another one may take this session for dead, and what it stores for garbage: go on with a new one.
                 with suppress(HeadwaterError):
@@ -127,6 +132,9 @@ class Upkeep:
                     log.warning("upkeep failed, and is tried again: %s", error)
             except Exception:
                 log.exception("upkeep failed, and is tried again")
+            yield report
+            if self._stop.wait(every):
+                return
 
     def run(self) -> UpkeepReport:
         """One full round now: everything that waits is tiered, whatever its size, and the storage is searched for orphans."""
@@ -172,7 +180,10 @@ class Upkeep:
             return True
         if self._engine.look(leases.find_holder) is not None:
             return False
-        return self._take(by_hand=False) is None
+        if self._take(by_hand=False) is not None:
+            # Another one was quicker. A session that nobody renews would be taken for dead.
+            self._give_up()
+        return self._is_held
 
     def _take(self, *, by_hand: bool) -> str | None:
         """Take the lease; else who has it."""
@@ -190,11 +201,11 @@ class Upkeep:
     @contextmanager
     def _by_hand(self) -> Iterator[None]:
         deadline = time.monotonic() + _HAND_SECONDS
-        while (holder := self._take(by_hand=True)) is not None:
-            if time.monotonic() > deadline:
-                raise UnavailableError(f"{holder} does the upkeep of this store: it is one process at a time; repeat when it is done")
-            self._stop.wait(0.1)
         try:
+            while (holder := self._take(by_hand=True)) is not None:
+                if time.monotonic() > deadline:
+                    raise UnavailableError(f"{holder} does the upkeep of this store: it is one process at a time; repeat when it is done")
+                self._stop.wait(0.1)
             yield
         finally:
             # The background, here or elsewhere, may go on.

@@ -1,1 +1,1 @@
-"""The demo: files ingested exactly once by a process that is killed again and again, while another follows the tail, and then the proof."""
+"""The demo: files ingested exactly once, through Spark exactly once, while everything is killed again and again; and then the proof."""

@@ -1,12 +1,14 @@
-"""Events per second over time, as text, with marks for what happened."""
+"""Events per second over time, with marks for what happened: as text, and as a picture."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_STEP_SECONDS = 0.5
 
 Sample = tuple[float, int]
 Mark = tuple[float, str]
@@ -47,3 +49,38 @@ def _at(samples: Sequence[Sample], time: float) -> float:
         return samples[-1][1]
     (before, low), (after, high) = samples[index - 1], samples[index]
     return low + (high - low) * (time - before) / (after - before)
+
+
+def save_chart(path: Path, stages: Mapping[str, Sequence[Sample]], marks: Sequence[Mark], meanings: Mapping[str, str]) -> bool:
+    """Write the rates of all stages as a PNG, with a line for each mark. False if matplotlib, an extra, is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    end = max((samples[-1][0] for samples in stages.values() if samples), default=1.0)
+    steps = max(1, int(end / _STEP_SECONDS))
+    for name, samples in stages.items():
+        if samples:
+            times = [end * index / steps for index in range(steps + 1)]
+            totals = [_at(samples, time) for time in times]
+            rates = [(after - before) * steps / end for before, after in pairwise(totals)]
+            axes.step(times[1:], rates, where="pre", label=name, linewidth=1.4)
+            axes.fill_between(times[1:], rates, step="pre", alpha=0.15)
+    colors = dict(zip(meanings, ("tab:red", "tab:purple", "tab:green"), strict=False))
+    named: set[str] = set()
+    for time, letter in marks:
+        label = meanings[letter] if letter not in named else None
+        named.add(letter)
+        axes.axvline(
+            time, color=colors[letter], linestyle="-" if letter == next(iter(meanings)) else "--", linewidth=1, alpha=0.7, label=label
+        )
+    axes.set(xlabel="seconds", ylabel="events per second", xlim=(0, end))
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left", fontsize="small", framealpha=0.9)
+    axes.grid(alpha=0.2)
+    figure.savefig(path)
+    return True

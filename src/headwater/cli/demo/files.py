@@ -1,6 +1,6 @@
 """The demo's input: sensor readings as JSON lines, in files that cover 20 seconds each, the same for the same seed.
 
-Some readings come late: a sensor was out of reach, and sent what it had measured when it was back. The last ones come long after all others.
+Some readings come late: a sensor was out of reach, and sent what it had measured when it was back. The last come long after all others.
 """
 
 from __future__ import annotations

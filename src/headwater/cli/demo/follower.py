@@ -10,7 +10,7 @@ import sys
 import threading
 
 import headwater as hw
-from headwater.cli.demo.worker import end_with_parent
+from headwater.cli.demo.orphans import end_with_parent
 
 _REPORT_SECONDS = 0.1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.cli.demo.files import LIMITS, SENSORS, WATERMARK_SECONDS, WINDOW_SECONDS
-from headwater.cli.demo.worker import end_with_parent
+from headwater.cli.demo.orphans import end_with_parent
 
 READINGS, ENRICHED, WINDOWS = "demo/readings", "demo/enriched", "demo/windows"
 #: A small session that is there soon: this is a demo, not a cluster.
@@ -19,6 +19,7 @@ _QUICK = {
     "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
     "spark__driver__memory": "1g",
     "spark__sql__shuffle__partitions": 1,
+    "spark__python__daemon__module": "headwater.cli.demo.daemon",
 }
 
 
@@ -33,7 +34,9 @@ def start(spark: Any, store: str, checkpoints: Path) -> None:
         writer = rows.writeStream.format("headwater").queryName(stream.replace("/", "_"))
         return writer.options(store=store, stream=stream, checkpointLocation=str(checkpoints / stream), create="true", **options).start()
 
-    sensors = spark.createDataFrame([(sensor, site, LIMITS[site]) for sensor, site in SENSORS.items()], "sensor string, site string, limit double")
+    sensors = spark.createDataFrame(
+        [(sensor, site, LIMITS[site]) for sensor, site in SENSORS.items()], "sensor string, site string, limit double"
+    )
     readings = read(READINGS).join(f.broadcast(sensors), "sensor")
     write(
         readings.select("sensor", "reading", "celsius", "at", "site", (f.col("celsius") > f.col("limit")).alias("hot")),
@@ -43,7 +46,9 @@ def start(spark: Any, store: str, checkpoints: Path) -> None:
     )
     minutes = f.window("at", f"{WINDOW_SECONDS} seconds")
     by_minute = read(ENRICHED).withWatermark("at", f"{WATERMARK_SECONDS} seconds").groupBy(minutes, "site")
-    windows = by_minute.agg(f.count("*").alias("readings"), f.sum(f.col("hot").cast("long")).alias("hot"), f.avg("celsius").alias("celsius"))
+    windows = by_minute.agg(
+        f.count("*").alias("readings"), f.sum(f.col("hot").cast("long")).alias("hot"), f.avg("celsius").alias("celsius")
+    )
     write(windows.select("site", f.col("window.start").alias("minute"), "readings", "hot", "celsius"), WINDOWS, key="site", time="minute")
 
 

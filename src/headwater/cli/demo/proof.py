@@ -1,19 +1,26 @@
-"""The proof: every line of every file is in the stream, once, with its value, and each sensor's readings are in their order."""
+"""The proof: every line of every file is in each stage, once, with its value, and each sensor's readings are in their order.
+
+It reads the files and the streams, and knows nothing of how the one became the other.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import headwater as hw
-from headwater.cli.demo.files import parse_line
+from headwater.cli.demo.files import BEGINNING, WINDOW_SECONDS, enriched, parse_line
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of the lines of the files."""
+    """What became of the lines of the files in a stream of events."""
 
     expected: int
     stored: int
@@ -28,13 +35,32 @@ class Proof:
         return self.stored == self.expected and not (self.lost or self.repeated or self.altered or self.disordered)
 
 
-def prove(stream: hw.Stream, paths: Sequence[Path]) -> Proof:
-    """Read all files and the whole stream, and compare. Knows nothing of how the one became the other."""
-    expected = {}
+@dataclass(frozen=True)
+class WindowProof:
+    """What became of them in a stream of counts by site and minute: `late` readings came behind later ones, `open` windows are not over."""
+
+    windows: int
+    counted: int
+    open: int
+    late: int
+    wrong: int
+    repeated: int
+    expected: int
+
+    @property
+    def holds(self) -> bool:
+        return not self.wrong and not self.repeated and self.counted + self.open == self.expected
+
+
+def _rows(paths: Sequence[Path]) -> Iterator[Row]:
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
-            row = parse_line(line)
-            expected[row["sensor"], row["reading"]] = row
+            yield parse_line(line)
+
+
+def prove(stream: hw.Stream, paths: Sequence[Path], become: Callable[[Row], Row] = dict) -> Proof:
+    """Compare all files with a stream that has a row for each line, as `become` makes it."""
+    expected = {(row["sensor"], row["reading"]): become(row) for row in _rows(paths)}
     found: Counter[tuple[str, int]] = Counter()
     last: dict[str, int] = {}
     altered = disordered = 0
@@ -54,3 +80,44 @@ def prove(stream: hw.Stream, paths: Sequence[Path]) -> Proof:
         disordered=disordered,
         sensors=len({sensor for sensor, _ in expected}),
     )
+
+
+def prove_enriched(stream: hw.Stream, paths: Sequence[Path]) -> Proof:
+    """Compare all files with the pipeline's first step."""
+    return prove(stream, paths, enriched)
+
+
+def prove_windows(stream: hw.Stream, paths: Sequence[Path]) -> WindowProof:
+    """Compare all files with the pipeline's second step: only the last minute of each site may be missing, since it may not be over."""
+    counts: dict[tuple[str, datetime], list[int]] = defaultdict(lambda: [0, 0])
+    newest, late, expected = BEGINNING, 0, 0
+    for row in map(enriched, _rows(paths)):
+        expected += 1
+        late += row["at"] < newest
+        newest = max(newest, row["at"])
+        window = counts[row["site"], _minute(row["at"])]
+        window[0] += 1
+        window[1] += row["hot"]
+    found: Counter[tuple[str, datetime]] = Counter()
+    wrong = counted = 0
+    for event in stream.read():
+        row = event.value
+        window_key = row["site"], row["minute"]
+        found[window_key] += 1
+        counted += row["readings"]
+        wrong += counts.get(window_key) != [row["readings"], row["hot"]]
+    missing = {key: count for key, (count, _) in counts.items() if key not in found}
+    wrong += sum(minute != _minute(newest) for _, minute in missing)
+    return WindowProof(
+        windows=len(found),
+        counted=counted,
+        open=sum(missing.values()),
+        late=late,
+        wrong=wrong,
+        repeated=found.total() - len(found),
+        expected=expected,
+    )
+
+
+def _minute(at: datetime) -> datetime:
+    return at - timedelta(seconds=(at - BEGINNING).total_seconds() % WINDOW_SECONDS)

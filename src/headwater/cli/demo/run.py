@@ -1,31 +1,39 @@
-"""Running the demo: a store, its worker and its follower, the kills, and the split in the middle."""
+"""Running the demo: a store, what fills it, what drains it, the kills, and the split in the middle."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import json
 import random
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pyarrow as pa
 
 import headwater as hw
 from headwater.check import CheckReport, StreamContents, check_store, stream_contents
 from headwater.cli.demo.chart import Mark, Sample
-from headwater.cli.demo.files import SCHEMA, make_files
-from headwater.cli.demo.proof import Proof, prove
+from headwater.cli.demo.delivery import Delivery
+from headwater.cli.demo.files import LIMITS, SCHEMA, SCHEMA_TEXT, make_files
+from headwater.cli.demo.pipeline import ENRICHED, READINGS, WINDOWS
+from headwater.cli.demo.processes import DemoProcess, module_command
+from headwater.cli.demo.proof import Proof, WindowProof, prove, prove_enriched, prove_windows
 
-STREAM = "demo/readings"
-KILL, SPLIT = "✗", "┿"
+KILL, DRIVER_KILL, SPLIT = "✗", "◆", "┿"
 _SEGMENTS = 2
+_EVENTS_PER_TRANSACTION = 100
 _POLL_SECONDS = 0.02
-#: A kill comes up to so long after the event that it was to follow: anywhere in a flush.
+_WINDOWS_SECONDS = 0.5
+#: A kill comes up to so long after the event that it was to follow: anywhere in a transaction.
 _JITTER_SECONDS = 0.03
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 300.0
+
+
+def has_spark() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
 
 
 @dataclass
@@ -35,9 +43,13 @@ class State:
     expected: int
     contents: StreamContents | None = None
     kills: int = 0
+    driver_kills: int = 0
     seen: int = 0
     seen_disordered: int = 0
+    enriched: int = 0
+    counted: int = 0
     samples: list[Sample] = field(default_factory=list)
+    enriched_samples: list[Sample] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
 
@@ -48,114 +60,152 @@ class State:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """How a run ended. Without Spark there are no `enriched` and `windows`."""
 
     state: State
     proof: Proof
+    enriched: Proof | None
+    windows: WindowProof | None
     report: CheckReport
     seconds: float
 
     @property
     def holds(self) -> bool:
-        return self.proof.holds and self.report.ok and self.state.seen == self.proof.expected and not self.state.seen_disordered
+        followed = self.state.seen == self.proof.expected and not self.state.seen_disordered
+        stages = (self.enriched is None or self.enriched.holds) and (self.windows is None or self.windows.holds)
+        return self.proof.holds and self.report.ok and followed and stages
 
 
 class Demo:
-    """One run in a folder of its own. `folder/files` is the input, `folder/store` the store."""
+    """One run in a folder of its own: `files` is where files arrive, `store` the store."""
 
-    def __init__(self, folder: Path, *, files: int, events: int, kills: int, seed: int, events_per_second: float) -> None:
+    def __init__(self, folder: Path, *, files: int, events: int, kills: int, seed: int, events_per_second: float, spark: bool) -> None:
+        self.folder = folder
         self.store_path = folder / "store"
         self.files_path = folder / "files"
+        self.chart_path = folder / "chart.png"
         self.state = State(files * events)
+        self.spark = spark
         self._chance = random.Random(seed)
-        self._events_per_second = events_per_second
-        self._paths = make_files(self.files_path, files=files, events=events, seed=seed)
+        waiting = make_files(folder / "waiting", files=files, events=events, seed=seed)
+        self._delivery = Delivery(waiting, self.files_path, events_per_second / events)
+        # Those that come last stand in windows that stay open.
+        self._uncounted = min(len(LIMITS), events - 1)
         total = self.state.expected
         self._kill_at = sorted(self._chance.randrange(total // 20, max(total * 19 // 20, total // 20 + 1)) for _ in range(kills))
+        # When the readings' second half is on its way to the pipeline, and at the latest when all is.
+        self._driver_kill_at = self._chance.randrange(total // 2, total * 4 // 5 + 1) if spark and kills else None
+        self._is_split = False
+        self._windows_at = 0.0
+        self._began = 0.0
 
     def run(self, show: Callable[[State], None]) -> Outcome:
         """Do it all; `show` is called many times a second."""
-        started = time.monotonic()
+        self._began = time.monotonic()
         with hw.open(self.store_path) as store:
-            stream = store.create_stream(STREAM, schema=SCHEMA, scaling=hw.Scaling.fixed(_SEGMENTS))
-            with self._process("follower") as follower:
-                counter = threading.Thread(target=self._listen, args=(follower,), daemon=True)
-                counter.start()
-                self._ingest(stream, started, show)
+            stream = store.create_stream(READINGS, schema=SCHEMA, scaling=hw.Scaling.fixed(_SEGMENTS))
+            with self._follower() as follower, self._ingester() as ingester, self._pipeline() as pipeline:
+                follower.start()
+                threading.Thread(target=self._listen, args=(follower,), daemon=True).start()
+                ingester.start()
+                if self.spark:
+                    self._create_enriched(store)
+                    pipeline.start()
+                while not self._is_done():
+                    self._look(store, stream)
+                    show(self.state)
+                    # The second half comes when the pipeline is at work, so that it has something left to do.
+                    now = time.monotonic() - self._began
+                    self._delivery.deliver(now, may_second_half_come=not self.spark or self.state.enriched > 0)
+                    self._disturb(stream, ingester, pipeline)
+                    time.sleep(_POLL_SECONDS)
+                ingester.stop()
                 # The follower reads on to the end of a sealed stream, and ends there.
                 stream.seal()
                 follower.wait(_PATIENCE_SECONDS)
-                counter.join()
-            self._look(stream, started, show)
-            return Outcome(self.state, prove(stream, self._paths), check_store(store), time.monotonic() - started)
+            self._look(store, stream)
+            show(self.state)
+            return self._outcome(store, stream)
 
-    def _ingest(self, stream: hw.Stream, started: float, show: Callable[[State], None]) -> None:
-        """Let the worker run, kill it when its time has come, and start it again, until it ends by itself."""
-        is_split = False
-        while True:
-            with self._process("worker") as worker:
-                while worker.poll() is None:
-                    self._look(stream, started, show)
-                    if time.monotonic() - started > _PATIENCE_SECONDS:
-                        raise hw.UnavailableError(
-                            f"the demo is not done after {_PATIENCE_SECONDS:.0f} s: {self.state.stored:,} events stored"
-                        )
-                    if not is_split and self.state.stored >= self.state.expected // 2:
-                        is_split = True
-                        self._split(stream, started)
-                    if self._kill_at and self.state.stored >= self._kill_at[0]:
-                        del self._kill_at[0]
-                        time.sleep(self._chance.random() * _JITTER_SECONDS)
-                        self._kill(worker, started)
-                        break
-                    time.sleep(_POLL_SECONDS)
-                else:
-                    if worker.returncode == 0:
-                        return
-                    said = worker.stderr.read() if worker.stderr is not None else ""
-                    raise hw.HeadwaterError(f"the worker ended with {worker.returncode}: {said[-500:]}")
+    def _ingester(self) -> DemoProcess:
+        options = ["--key", "sensor", "--time", "at", "--schema", SCHEMA_TEXT, "--events-per-transaction", str(_EVENTS_PER_TRANSACTION)]
+        watch = ["--watch", "--settle", "0", "--json"]
+        command = module_command(
+            "orphans", "ingest", str(self.files_path), "--stream", READINGS, *options, *watch, "--store", str(self.store_path)
+        )
+        return DemoProcess("the ingester", command, self.folder / "ingester.log")
 
-    def _kill(self, worker: subprocess.Popen[str], started: float) -> None:
-        worker.kill()
-        worker.wait()
-        self.state.kills += 1
-        self.state.marks.append((time.monotonic() - started, KILL))
-        self.state.news.append(f"kill {self.state.kills}: worker {worker.pid} got SIGKILL, with {self.state.stored:,} events stored")
+    def _follower(self) -> DemoProcess:
+        return DemoProcess("the follower", module_command("follower", str(self.store_path), READINGS), None)
 
-    def _split(self, stream: hw.Stream, started: float) -> None:
+    def _pipeline(self) -> DemoProcess:
+        command = module_command("pipeline", str(self.store_path), str(self.folder / "checkpoints"))
+        return DemoProcess("the Spark driver", command, self.folder / "pipeline.log")
+
+    def _create_enriched(self, store: hw.Store) -> None:
+        """The pipeline's two queries start at once: the second reads what the first writes."""
+        fields = [pa.field(field.name, field.type) for field in SCHEMA]
+        store.create_stream(ENRICHED, schema=pa.schema([*fields, ("site", pa.string()), ("hot", pa.bool_())]))
+
+    def _is_done(self) -> bool:
+        state = self.state
+        if time.monotonic() - self._began > _PATIENCE_SECONDS:
+            raise hw.UnavailableError(
+                f"the demo is not done after {_PATIENCE_SECONDS:.0f} s: {state.stored:,} events stored; see {self.folder}"
+            )
+        is_read = not self.spark or (state.enriched >= state.expected and state.counted >= state.expected - self._uncounted)
+        return state.stored >= state.expected and is_read
+
+    def _look(self, store: hw.Store, stream: hw.Stream) -> None:
+        state, now = self.state, time.monotonic() - self._began
+        state.contents = stream_contents(stream)
+        state.samples.append((now, state.stored))
+        if self.spark:
+            state.enriched = stream_contents(store.stream(ENRICHED)).events
+            state.enriched_samples.append((now, state.enriched))
+            if now >= self._windows_at and WINDOWS in store.streams():
+                self._windows_at = now + _WINDOWS_SECONDS
+                state.counted = sum(event.value["readings"] for event in store.stream(WINDOWS).read())
+
+    def _disturb(self, stream: hw.Stream, ingester: DemoProcess, pipeline: DemoProcess) -> None:
+        """Kill and split when it is time, and start again what was killed."""
+        state = self.state
+        if not self._is_split and state.stored >= state.expected // 2:
+            self._is_split = True
+            self._split(stream)
+        if self._kill_at and state.stored >= self._kill_at[0]:
+            del self._kill_at[0]
+            time.sleep(self._chance.random() * _JITTER_SECONDS)
+            state.kills += 1
+            self._note(
+                KILL, f"kill {state.kills}: the ingester, process {ingester.kill()}, got SIGKILL, with {state.stored:,} events stored"
+            )
+            ingester.start()
+        if self._driver_kill_at is not None and state.enriched >= self._driver_kill_at:
+            self._driver_kill_at = None
+            time.sleep(self._chance.random() * _JITTER_SECONDS)
+            state.driver_kills += 1
+            self._note(DRIVER_KILL, f"kill: the Spark driver, process {pipeline.kill()}, got SIGKILL, with {state.enriched:,} events read")
+            pipeline.start()
+        for process in (ingester, pipeline) if self.spark else (ingester,):
+            process.check()
+
+    def _split(self, stream: hw.Stream) -> None:
         busy = max(stream.segments(), key=lambda segment: segment.events)
-        made = stream.split(busy.number)
-        self.state.marks.append((time.monotonic() - started, SPLIT))
-        numbers = " and ".join(str(segment.number) for segment in made)
-        self.state.news.append(f"split: segment {busy.number}, busy with {busy.events:,} events, became {numbers}")
+        numbers = " and ".join(str(segment.number) for segment in stream.split(busy.number))
+        self._note(SPLIT, f"split: segment {busy.number}, busy with {busy.events:,} events, became {numbers}")
 
-    def _look(self, stream: hw.Stream, started: float, show: Callable[[State], None]) -> None:
-        self.state.contents = stream_contents(stream)
-        self.state.samples.append((time.monotonic() - started, self.state.stored))
-        show(self.state)
+    def _note(self, letter: str, text: str) -> None:
+        self.state.marks.append((time.monotonic() - self._began, letter))
+        self.state.news.append(text)
 
-    def _listen(self, follower: subprocess.Popen[str]) -> None:
-        assert follower.stdout is not None
-        for line in follower.stdout:
+    def _listen(self, follower: DemoProcess) -> None:
+        for line in follower.lines():
             counts = json.loads(line)
             self.state.seen, self.state.seen_disordered = counts["seen"], counts["disordered"]
 
-    @contextlib.contextmanager
-    def _process(self, role: str) -> Iterator[subprocess.Popen[str]]:
-        """A process of the demo, which does not outlive the block, nor this process."""
-        arguments = [sys.executable, "-m", f"headwater.cli.demo.{role}", str(self.store_path), STREAM]
-        if role == "worker":
-            arguments += [str(self.files_path), str(self._events_per_second)]
-        # A session of its own: Ctrl-C is for us to handle.
-        with subprocess.Popen(
-            arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if role == "follower" else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if role == "worker" else None,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+    def _outcome(self, store: hw.Store, stream: hw.Stream) -> Outcome:
+        proof = prove(stream, self._delivery.arrived)
+        enriched = prove_enriched(store.stream(ENRICHED), self._delivery.arrived) if self.spark else None
+        windows = prove_windows(store.stream(WINDOWS), self._delivery.arrived) if self.spark else None
+        return Outcome(self.state, proof, enriched, windows, check_store(store), time.monotonic() - self._began)
