@@ -1,0 +1,130 @@
+"""For `foreachBatch`: several outputs in one commit, exactly once, and tables that are updated by key."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from headwater import Commit, InvalidRequestError, Marker, Store
+from headwater.spark.addresses import StoreAddress, address_of, patiently, read_address
+from headwater.spark.options import SinkOptions, is_local
+from headwater.spark.staging import drop_pieces, make_fingerprint, make_owner, publish
+
+
+def transaction(
+    batch_df: DataFrame,
+    batch_id: int,
+    store: Store | str | os.PathLike[str] | None = None,
+    *,
+    name: str = "transaction",
+    on_rollback: str = "fail",
+    lease: float = 86400.0,
+) -> BatchTransaction:
+    """One commit for all that a function given to `foreachBatch` writes: use it in a `with` block.
+
+    However often Spark runs the batch, it is stored once. `store` may be left out where HEADWATER_STORE names it; `name` tells two
+    transactions of one function apart.
+    """
+    if on_rollback not in ("fail", "append"):
+        raise InvalidRequestError(f"on_rollback is 'fail' or 'append', not {on_rollback!r}")
+    address = read_address({}) if store is None else address_of(store)
+    return BatchTransaction(batch_df, batch_id, address, name, on_rollback == "append", lease)
+
+
+def upsert(store: Store | str | os.PathLike[str], table: str, key: str | None = None) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` that puts each row into a table, exactly once, also in update mode.
+
+    `key` is the column whose rows replace each other, by default the first one.
+    """
+    address = address_of(store)
+
+    def write(batch_df: DataFrame, batch_id: int) -> None:
+        with BatchTransaction(batch_df, batch_id, address, f"table {table}", False, 86400.0) as tx:
+            tx.upsert(batch_df, table, key=key)
+
+    return write
+
+
+class BatchTransaction:
+    """Outputs of one micro-batch that are committed together when the `with` block ends, and dropped if it ends with an error."""
+
+    def __init__(
+        self, batch_df: DataFrame, batch_id: int, address: StoreAddress, name: str, append_after_rollback: bool, lease: float
+    ) -> None:
+        query = batch_df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if query is None:
+            raise InvalidRequestError("headwater.spark.transaction and upsert belong into a function that is given to foreachBatch")
+        self._query = query
+        self._batch_id = batch_id
+        checkpoint = _find_checkpoint(batch_df, query)
+        self._options = SinkOptions(
+            address, None, None, None, None, None, False, 1, lease, append_after_rollback, checkpoint, checkpoint is None, name
+        )
+        self._outputs: list[str] = []
+        self._count = self._hash = 0
+        #: What the commit said; None if the batch was committed before.
+        self.commit: Commit | None = None
+
+    def write(
+        self, df: DataFrame, stream: str, *, key: str | None = None, time: str | None = None, create: bool = False, segments: int = 1
+    ) -> None:
+        """Add a DataFrame's rows to a stream. Its tasks run now; the rows are visible after the commit."""
+        self._stage(df, {"stream": stream, "key": key, "time": time, "create": str(create).lower(), "segments": str(segments)})
+
+    def upsert(self, df: DataFrame, table: str, *, key: str | None = None) -> None:
+        """Put each row into a table, made if it is missing, under the value of its key column (the first one)."""
+        self._stage(df, {"table": table, "key": key or df.columns[0], "create": "true"})
+
+    def _stage(self, df: DataFrame, options: dict[str, str | None]) -> None:
+        """Run the DataFrame's job. Its rows gather in a transaction that is not committed, but adopted by the one that is."""
+        address = self._options.address
+        store = patiently(address.open)
+        label = Marker(make_owner(self._query, self._options.target), self._batch_id, None)
+        collector = store.transaction(lease=self._options.lease_seconds, auto_renew=False, marker=label)
+        self._outputs.append(collector.id)
+        with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
+            report = Path(folder) / "rows.json"
+            writer = df.write.format("headwater").mode("append").option("store", address.url)
+            inner = {"headwater.into": collector.id, "headwater.label": self._options.target}
+            if self._options.hashes_rows:
+                inner |= {"headwater.report": str(report), "fingerprint": "rows"}
+            place = {"catalog": address.catalog, "lease": str(max(1, int(self._options.lease_seconds)))}
+            storage = {f"storage.{name}": text for name, text in address.storage_options}
+            given = {**place, **storage, **options, **inner}
+            writer.options(**{name: text for name, text in given.items() if text is not None}).save()
+            if self._options.hashes_rows:
+                count, total = json.loads(report.read_text(encoding="utf-8"))
+                self._count += count
+                self._hash = (31 * self._hash + total) % (1 << 64)
+
+    def __enter__(self) -> BatchTransaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        store = patiently(self._options.address.open)
+        if error is not None:
+            drop_pieces(store, self._outputs)
+        elif self._outputs:
+            fingerprint = make_fingerprint(self._options, self._batch_id, self._count, self._hash)
+            adopt = lambda tx: patiently(lambda: tx.adopt(self._outputs))  # noqa: E731
+            self.commit = publish(store, self._options, self._query, self._batch_id, fingerprint, adopt)
+
+
+def _find_checkpoint(batch_df: DataFrame, query: str) -> str | None:
+    """Where the query's checkpoint is, if it is on this machine and Spark tells."""
+    session: Any = batch_df.sparkSession
+    try:
+        # The session in foreachBatch is a copy that knows no queries; what all copies share does.
+        running = session._jsparkSession.sharedState().activeStreamingQueries()
+        path = str(running.get(session._jvm.java.util.UUID.fromString(query)).resolvedCheckpointRoot())
+    except Exception:  # Spark has no public way to ask, and this one may be gone in any version: rows are compared then.
+        return None
+    path = path.removeprefix("file:") if path.startswith("file:/") and not path.startswith("file://") else path
+    return path if is_local(path) else None

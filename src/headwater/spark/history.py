@@ -1,0 +1,133 @@
+"""History at the JVM's speed: long-term chunks are Parquet, which Spark reads by itself, and the rest comes from the source."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from functools import reduce
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from headwater import ChunkRange, Cut, SegmentRange, Store, Stream
+from headwater.spark.addresses import StoreAddress, address_of
+from headwater.spark.options import read_source_options
+from headwater.spark.source import source_schema
+
+#: How long the files of a table stay as they are.
+_HELD_SECONDS = 6 * 3600.0
+Place = Cut | datetime | str | None
+
+
+def table(
+    spark: SparkSession,
+    store: Store | str | os.PathLike[str],
+    stream: str,
+    start: Place = None,
+    end: Place = None,
+    *,
+    hold: float = _HELD_SECONDS,
+) -> DataFrame:
+    """A DataFrame of what lies between two places: Parquet files by Spark's own reader, and what is not in any yet by the source.
+
+    It has the columns of `spark.read.format("headwater")`. What it reads is settled now, and kept for `hold` seconds.
+    """
+    address = address_of(store)
+    opened = address.open()
+    source = opened.stream(stream)
+    until = _cut(source, end) if end is not None else source.tail()
+    begun = _cut(source, start) if start is not None else source.head()
+    opened.hold(f"spark-table-{uuid.uuid4().hex}", begun, until, hold)
+    ranges = source.ranges(begun, until)
+    chunks = source.chunks(begun, until) if _is_native(source.schema) else []
+    options = {"store": address.url, "catalog": address.catalog or "", "stream": stream, **_storage(address)}
+    schema = source_schema(read_source_options(options))
+    parts = []
+    for segment, found in _by_segment(chunks).items():
+        files = spark.read.schema(schema).parquet(*(chunk.url for chunk in found)).drop("_stream", "_segment")
+        first, last = min(chunk.start for chunk in found), max(chunk.end for chunk in found)
+        if any(not chunk.is_whole for chunk in found):
+            files = files.where(f.col("_number").between(first, last - 1))
+        parts.append(files.withColumns({"_stream": f.lit(stream), "_segment": f.lit(segment)}).select(*schema.names))
+    rest = _without(ranges, chunks)
+    if rest or not parts:
+        parts.append(spark.read.format("headwater").options(**options, **{"headwater.ranges": json.dumps(rest)}).load())
+    return reduce(DataFrame.unionByName, parts)
+
+
+class Compaction(NamedTuple):
+    """What `compact` did: Parquet files that were made, and what went into them."""
+
+    chunks: int
+    events: int
+    bytes: int
+
+
+def compact(spark: SparkSession, store: Store | str | os.PathLike[str], stream: str) -> Compaction:
+    """Move what a stream has in small blocks into large Parquet files, one task of the cluster for each.
+
+    Upkeep does the same by itself, in one process. A task may fail or run twice; what it read stays readable throughout.
+    """
+    done = Compaction(0, 0, 0)
+    with address_of(store).open().tiering(stream) as tiering:
+        if tiering.jobs:
+            jobs = spark.sparkContext.parallelize(tiering.jobs, len(tiering.jobs))
+            for made in jobs.map(_run_job).toLocalIterator():
+                moved = tiering.finish(made)
+                if moved is not None:
+                    done = Compaction(done.chunks + 1, done.events + moved.events, done.bytes + moved.stored_bytes)
+    return done
+
+
+def _run_job(job: Any) -> Any:
+    return job.run()
+
+
+def _cut(stream: Stream, place: Cut | datetime | str) -> Cut:
+    if isinstance(place, Cut):
+        return place
+    if isinstance(place, datetime):
+        return stream.cut_at(place)
+    return stream.head() if place == "head" else stream.tail() if place == "tail" else Cut.parse(place)
+
+
+def _storage(address: StoreAddress) -> dict[str, str]:
+    return {f"storage.{name}": text for name, text in address.storage_options}
+
+
+def _by_segment(chunks: Sequence[ChunkRange]) -> dict[int, list[ChunkRange]]:
+    found: dict[int, list[ChunkRange]] = defaultdict(list)
+    for chunk in chunks:
+        found[chunk.segment].append(chunk)
+    return dict(sorted(found.items()))
+
+
+def _without(ranges: Sequence[SegmentRange], chunks: Sequence[ChunkRange]) -> list[tuple[int, int, int]]:
+    """(segment, start, end) of what is in no file: in each segment it lies behind the files."""
+    ends: dict[int, int] = {}
+    for chunk in chunks:
+        ends[chunk.segment] = max(ends.get(chunk.segment, 0), chunk.end)
+    rest = [(part.segment, max(part.start, ends.get(part.segment, 0)), part.end) for part in ranges]
+    return [part for part in rest if part[1] < part[2]]
+
+
+def _is_native(schema: pa.Schema) -> bool:
+    """Whether Spark's Parquet reader gives these types as the source does."""
+
+    def fits(kind: pa.DataType) -> bool:
+        if pt.is_struct(kind):
+            return all(fits(field.type) for field in kind)
+        if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+            return fits(kind.value_type)
+        if pt.is_map(kind):
+            return fits(kind.key_type) and fits(kind.item_type)
+        return not (pt.is_time(kind) or pt.is_duration(kind) or pt.is_float16(kind) or (pt.is_timestamp(kind) and kind.unit == "ns"))
+
+    return all(fits(field.type) for field in schema)

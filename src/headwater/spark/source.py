@@ -1,0 +1,295 @@
+"""The source: streams as DataFrames, in one go or in micro-batches. Offsets are cuts, and a re-run batch reads the same events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from headwater import Cut, InvalidRequestError, SegmentRange, Store, Stream, TruncatedError
+from headwater.spark.addresses import patiently
+from headwater.spark.holding import Hold
+from headwater.spark.options import SourceOptions
+from headwater.spark.planning import divide
+from headwater.spark.types import APPENDED, METADATA, conform, spark_arrow_schema, to_arrow, to_spark_schema, union_schema
+from headwater.spark.where import Condition, columns_of, from_spark_filter, make_expression, parse_where
+
+#: An idle query asks for new data about 20 times a second instead of 80.
+_IDLE_SECONDS = 0.05
+_BATCH_ROWS = 65536
+_SMALL_ROWS = 16384
+_SMALL_BYTES = 1024 * 1024
+
+
+class RangesPartition(InputPartition):
+    """What one task reads: ranges in order. They open their store where they are unpickled."""
+
+    def __init__(self, ranges: Sequence[SegmentRange]) -> None:
+        super().__init__(None)
+        self.ranges = list(ranges)
+
+
+def open_streams(options: SourceOptions) -> tuple[Store, list[Stream]]:
+    store = patiently(options.address.open)
+    streams = [store.stream(name) for name in options.streams]
+    for stream in streams:
+        if stream.kind != "events":
+            raise InvalidRequestError(f"{stream.name} is of kind {stream.kind!r}: Spark reads streams of events")
+    return store, streams
+
+
+def full_schema(streams: Sequence[Stream]) -> pa.Schema:
+    """All that can be read of these streams, with Arrow's types."""
+    own = union_schema([stream.schema for stream in streams], [stream.name for stream in streams])
+    return pa.schema([*own, *METADATA, APPENDED])
+
+
+def source_schema(options: SourceOptions) -> StructType:
+    """The columns of the DataFrame: the streams' own and `_key, _time, _stream, _segment, _number`, or those asked for."""
+    _, streams = open_streams(options)
+    schema = full_schema(streams)
+    names = options.columns or [name for name in schema.names if name != APPENDED.name]
+    for name in names:
+        if schema.get_field_index(name) < 0:
+            raise InvalidRequestError(f"{', '.join(options.streams)} has no column {name!r}; there are: {', '.join(schema.names)}")
+    if options.where is not None:
+        make_expression(parse_where(options.where), spark_arrow_schema(schema))
+    return to_spark_schema(pa.schema([schema.field(name) for name in names]))
+
+
+class RangeReader:
+    """Reads ranges as batches that are exactly of the schema that Spark wants. It is pickled into every task."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = schema
+        self.condition: Condition | None = parse_where(options.where) if options.where is not None else None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RangesPartition):
+            return iter(())
+        return self._batches(partition.ranges)
+
+    def _batches(self, ranges: Sequence[SegmentRange]) -> Iterator[pa.RecordBatch]:
+        target = to_arrow(self.schema)
+        small: list[pa.RecordBatch] = []
+        rows = size = 0
+        for part in ranges:
+            for batch in self._read_range(part, target):
+                if batch.num_rows >= _SMALL_ROWS or batch.nbytes >= _SMALL_BYTES:
+                    yield from _joined(small)
+                    small, rows, size = [], 0, 0
+                    yield from _sliced(batch)
+                    continue
+                # Blocks may have a few events each, and every batch costs Spark the same.
+                small.append(batch)
+                rows += batch.num_rows
+                size += batch.nbytes
+                if rows >= _SMALL_ROWS or size >= _SMALL_BYTES:
+                    yield from _joined(small)
+                    small, rows, size = [], 0, 0
+        yield from _joined(small)
+
+    def _read_range(self, part: SegmentRange, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+        looked_at = columns_of(self.condition)
+        own = part.schema()
+        wanted = [name for name in dict.fromkeys([*target.names, *sorted(looked_at)]) if name.startswith("_") or name in own.names]
+        expression = None
+        if self.condition is not None:
+            everything = spark_arrow_schema(pa.schema([*own, *METADATA, APPENDED]))
+            missing = looked_at - set(everything.names)
+            everything = pa.schema([*everything, *(target.field(name) for name in missing if name in target.names)])
+            expression = make_expression(self.condition, everything)
+            read_schema = pa.schema([everything.field(name) for name in dict.fromkeys([*wanted, *sorted(missing)])])
+        for batch in part.to_batches(wanted):
+            if expression is not None:
+                batch = conform(_with_nulls(batch, read_schema), read_schema).filter(expression)
+            if batch.num_rows:
+                yield conform(_with_nulls(batch, target), target)
+
+
+def _with_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns that this stream lacks and others that are read with it have."""
+    for field in schema:
+        if batch.schema.get_field_index(field.name) < 0:
+            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+    return batch
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if batches:
+        yield batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, _BATCH_ROWS):
+        yield batch.slice(start, _BATCH_ROWS)
+
+
+class BatchReader(RangeReader, DataSourceReader):
+    """Reads what lies between two places, as of when it is planned."""
+
+    def partitions(self) -> list[InputPartition]:
+        options = self.options
+        _, streams = open_streams(options)
+        ranges = patiently(lambda: self._ranges(streams))
+        return [RangesPartition(part) for part in divide(ranges, options.partition_bytes)]
+
+    def _ranges(self, streams: Sequence[Stream]) -> list[SegmentRange]:
+        options = self.options
+        if options.ranges is not None:
+            return [streams[0].range(*item) for item in options.ranges]
+        return [part for stream in streams for part in stream.ranges(options.start, options.end, skip_truncated=options.skip_truncated)]
+
+
+class FilteringReader(BatchReader):
+    """Takes filters from Spark, where that is switched on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        schema = to_arrow(self.schema)
+        for spark_filter in filters:
+            condition = from_spark_filter(spark_filter)
+            try:
+                if condition is None:
+                    raise InvalidRequestError("left to Spark")
+                make_expression(condition, schema)
+            except InvalidRequestError:
+                yield spark_filter
+                continue
+            self.condition = condition if self.condition is None else ("and", self.condition, condition)
+
+
+class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads micro-batches. Its offsets are cuts, as JSON with keys in order; the first batch's also has where the query began."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._initial: Cut | None = None
+        self._target: Cut | None = None
+        self._hold = Hold(options)
+
+    # Places.
+
+    def _store(self) -> Store:
+        return patiently(self.options.address.open)
+
+    def _resolve(self, place: Any, default: str) -> Cut:
+        store, streams = open_streams(self.options)
+        place = default if place is None else place
+        if place == "tail":
+            return store.cut(*self.options.streams)
+        if isinstance(place, Cut):
+            return self._check(place)
+        found = [stream.head() if place == "head" else stream.cut_at(place) for stream in streams]
+        return Cut(store.id, {name: part for cut in found for name, part in cut.streams.items()})
+
+    def _check(self, cut: Cut) -> Cut:
+        """Refuse a place of another store or of other streams."""
+        store = self._store()
+        if cut.store != store.id:
+            raise InvalidRequestError(
+                f"this query's checkpoint (or start) is of another store ({cut.store}) than {store.url} ({store.id}): "
+                "give the store it was made with, or another checkpointLocation"
+            )
+        if set(cut.streams) != set(self.options.streams):
+            raise InvalidRequestError(
+                f"this query's checkpoint (or start) is of {', '.join(cut.streams)}, not of {', '.join(self.options.streams)}: "
+                "read the streams it was made with, or give another checkpointLocation"
+            )
+        return cut
+
+    def _parse(self, offset: dict[str, Any]) -> Cut:
+        return self._check(Cut.parse(json.dumps(offset)))
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._initial = patiently(lambda: self._resolve(self.options.start, "head"))
+        return _offset(self._initial)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = patiently(lambda: self._resolve(self.options.end, "tail"))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self.options.max_events is not None:
+            return ReadMaxRows(self.options.max_events)
+        if self.options.max_bytes is not None:
+            return ReadMaxBytes(self.options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        cut = self._parse(start)
+        self._hold.move(cut)
+        if self._target is None and self.options.end is not None:
+            self._target = patiently(lambda: self._resolve(self.options.end, "tail"))
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if isinstance(limit, ReadMaxRows) and limit == self.getDefaultReadLimit():
+            max_bytes = self.options.max_bytes
+        end = patiently(lambda: self._advance(cut, max_events, max_bytes))
+        if isinstance(limit, ReadMinRows) and self._target is None and self._count(cut, end) < limit.min_rows:
+            return start
+        if end == cut:
+            return start
+        found = _offset(end)
+        if cut == self._initial and "began" not in start:
+            # Spark does not log where a query began, and asks again if it is killed in its first batch: by then the tail has moved.
+            found["began"] = _offset(cut)
+        return found
+
+    def _advance(self, cut: Cut, max_events: int | None, max_bytes: int | None) -> Cut:
+        try:
+            return self._store().advance(
+                cut,
+                end=self._target,
+                max_events=max_events,
+                max_bytes=max_bytes,
+                wait=0.0 if self._target is not None else _IDLE_SECONDS,
+                skip_truncated=self.options.skip_truncated,
+                piece_bytes=self.options.partition_bytes,
+            )
+        except TruncatedError as error:
+            raise TruncatedError(f"{error.message}, with option('on_truncation', 'skip')", error.head) from None
+
+    def _count(self, start: Cut, end: Cut) -> int:
+        return sum(part.count for part in self._ranges(start, end))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return _offset(patiently(lambda: self._store().cut(*self.options.streams)))
+
+    # A batch.
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begun = self._parse(end.get("began", start))
+        until = self._parse(end)
+        ranges = patiently(lambda: self._ranges(begun, until))
+        return [RangesPartition(part) for part in divide(ranges, self.options.partition_bytes)]
+
+    def _ranges(self, start: Cut, end: Cut) -> list[SegmentRange]:
+        _, streams = open_streams(self.options)
+        return [part for stream in streams for part in stream.ranges(start, end, skip_truncated=self.options.skip_truncated)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """A batch is done, and so is all before it: the group follows."""
+        if self.options.group is not None:
+            cut = self._parse(end)
+            group = patiently(lambda: self._store().reader_group(self.options.group, list(self.options.streams)))  # type: ignore[arg-type]
+            patiently(lambda: group.reset(cut))
+
+    def stop(self) -> None:
+        self._hold.release()
+
+
+def _offset(cut: Cut) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(str(cut))
+    return found
