@@ -50,7 +50,7 @@ def blocks() -> dict[str, bytes]:
 
 def write_store(folder: Path) -> None:
     """A store with a bit of everything: what is in it, `test_golden.py` says."""
-    with hw.open(folder) as store:
+    with hw.open(folder, upkeep=False) as store:
         events = store.create_stream("golden/events", labels=["kept"])
         with events.writer("source") as writer:
             for number in range(10):
@@ -61,10 +61,12 @@ def write_store(folder: Path) -> None:
                 writer.write(f"{number}", key=number % 3, number=number * 10 + 1)
             writer.flush()
             events.merge([1, 2])
+            store.run_upkeep()  # From here on in Parquet; what follows stays in blocks.
             writer.write(LARGE, key=0, number=1000)
         typed = store.create_stream("golden/typed", schema=FIRST_SCHEMA)
         with typed.writer() as writer:
             writer.write({"id": 1, "price": Decimal("1.50")}, key="a")
+        store.run_upkeep()
         typed.update(schema=SCHEMA)
         with typed.writer() as writer:
             writer.write_batch(pa.RecordBatch.from_pylist(TYPED[1:], schema=SCHEMA), key="id")

@@ -11,10 +11,12 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.schema import FORMAT
+from headwater.check import check_store
 from headwater.segments.block import decode, verify
 from tests.compat import golden
 
 HERE = Path(__file__).parent
+_EVENTS = ("events", "typed", "truncated")
 STORES = sorted((HERE / "stores").iterdir())
 
 
@@ -51,7 +53,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hw.Store]:
     """A golden store, opened by the present code from a copy."""
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
-    with hw.open(tmp_path / "store", create=False) as store:
+    with hw.open(tmp_path / "store", create=False, upkeep=False) as store:
         yield store
 
 
@@ -75,6 +77,15 @@ def test_a_golden_store_is_read(store: hw.Store) -> None:
     assert raw.is_sealed and raw.byte_reader(3).read() == b"3456789"
     truncated = store.stream("golden/truncated")
     assert [(event.value, event.position) for event in truncated.read()] == [(b"kept", (0, 1))]
+
+
+def test_a_golden_store_is_tiered_and_reads_as_before(store: hw.Store) -> None:
+    before = [[(event.value, event.key, event.time, event.position) for event in store.stream(f"golden/{name}").read()] for name in _EVENTS]
+    report = store.run_upkeep()
+    assert report.problems == () and report.events_tiered > 0
+    assert not any(info.key.endswith(".hwj") for info in store._engine.storage.list("journal/"))
+    after = [[(event.value, event.key, event.time, event.position) for event in store.stream(f"golden/{name}").read()] for name in _EVENTS]
+    assert after == before and check_store(store).ok
 
 
 def test_a_golden_store_is_written_on(store: hw.Store) -> None:
