@@ -152,7 +152,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_stored(quick: hw.Store, fol
         yield from read_file(*args, **options)
         write(folder, 1, 11)
 
-    monkeypatch.setattr("headwater.ingest.ingester.read_file", read_and_write)
+    monkeypatch.setattr("headwater.ingest.reading.read_file", read_and_write)
     with pytest.raises(hw.ConflictError, match=r"1\.txt changed while it was read.*nothing of it is stored"):
         ingest(quick, folder / "1.txt", STREAM)
     assert stored(quick) == []

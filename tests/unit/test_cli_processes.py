@@ -148,3 +148,19 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert example("follow.py", url, "a/lines") == "one: 3\ntwo: 4\n"
     assert example("batches.py", url) == "3 rides stored\n3 rides in all, 73.5 in fares\n"
     assert "every zone's rides are there, in order" in example("taxi.py", str(tmp_path / "city"))
+    (folder / "a.txt").write_text("the cat and the dog\nand the bird\n")
+    assert example("word_count.py", url, str(folder)) == "2 new lines stored\n     3 the\n     2 and\n     1 bird\n"
+    (folder / "b.txt").write_text("the end\n")
+    assert example("word_count.py", url, str(folder)).startswith("1 new lines stored\n     4 the\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_example_with_spark_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "sensors.py"), str(tmp_path)], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "900 readings of 3 files stored, 0 files were stored before"
+    assert said[3] == "12:00 north: 20 readings, 17.6 degrees" and "readings in 58 windows" in said[-1]

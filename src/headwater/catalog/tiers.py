@@ -91,7 +91,7 @@ def weigh(tx: Tx, log: int, start: int, limit: int) -> Weight:
     """The extents of a log from a number on, up to `limit` of them."""
     rows = tx.run(
         "SELECT count(*), COALESCE(sum(length), 0), COALESCE(min(appended_at), 0) FROM "
-        "(SELECT length, appended_at FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?) AS some",
+        "(SELECT length, appended_at FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?) AS waiting",
         (log, start, limit),
     )
     return Weight(*map(int, rows[0]))

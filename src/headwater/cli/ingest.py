@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -15,10 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, 
 
 from headwater.cli.app import Target, with_store
 from headwater.cli.arguments import parse_schema
+from headwater.cli.engines import spark_spread
 from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, size
 from headwater.ingest import Progress as IngestProgress
-from headwater.ingest import ingest
+from headwater.ingest import Report, ingest
 from headwater.ingest.sources import FORMATS
 
 
@@ -64,9 +66,19 @@ from headwater.ingest.sources import FORMATS
 @click.option(
     "--name", default="ingest", show_default=True, metavar="WORD", help="What was stored is remembered under this name, for each stream."
 )
+@click.option("--engine", type=click.Choice(["here", "spark"]), default="here", show_default=True, help="With spark each file is a task.")
+@click.option("--master", metavar="URL", help="Of Spark; by default this machine. Its workers must see the same files and store.")
 @with_store
 def ingest_command(
-    target: Target, sources: tuple[str, ...], stream: str, schema: str | None, time_column: str | None, no_header: bool, **options: Any
+    target: Target,
+    sources: tuple[str, ...],
+    stream: str,
+    schema: str | None,
+    time_column: str | None,
+    no_header: bool,
+    engine: str,
+    master: str | None,
+    **options: Any,
 ) -> None:
     """Store the rows of files in a stream, each once.
 
@@ -74,7 +86,10 @@ def ingest_command(
     .zst. Kill it, run it again: it goes on where it was.
     """
     arrow = parse_schema(schema) if schema is not None else None
-    last = IngestProgress()
+    if engine == "spark":
+        options["spread"] = spark_spread(master)
+    now = IngestProgress()
+    began = time.monotonic()
 
     def notice(text: str) -> None:
         if target.json:
@@ -84,44 +99,24 @@ def ingest_command(
             console(stderr=True).print(f"headwater: {text}")
 
     interrupts.wait_for_place()
-    began = time.monotonic()
     with _terminated_like_interrupted(), target.open(create=True) as store:
         try:
             with _shown(target) as show:
 
-                def progress(now: IngestProgress) -> None:
-                    nonlocal last
-                    last = now
-                    show(now)
+                def progress(found: IngestProgress) -> None:
+                    nonlocal now
+                    now = found
+                    show(found)
 
-                report = ingest(
-                    store,
-                    sources,
-                    stream,
-                    schema=arrow,
-                    time=time_column,
-                    header=not no_header,
-                    progress=progress,
-                    notice=notice,
-                    pause=_pause,
-                    **options,
-                )
+                options |= {"schema": arrow, "time": time_column, "header": not no_header}
+                report = ingest(store, sources, stream, progress=progress, notice=notice, pause=_pause, **options)
         except KeyboardInterrupt:
-            _report(target, stream, last.files_done, last.events, last.bad_rows, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            _report(target, Report(stream, now.files_done, 0, 0, now.events, now.bad_rows, now.bytes_done, now.transactions, seconds))
             if options["watch"]:
                 return
             raise
-    _report(
-        target,
-        stream,
-        report.files,
-        report.events,
-        report.bad_rows,
-        report.seconds,
-        report.bytes,
-        report.files_before,
-        report.files_changed,
-    )
+    _report(target, report)
 
 
 def _pause(seconds: float) -> None:
@@ -145,28 +140,16 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _report(
-    target: Target,
-    stream: str,
-    files: int,
-    events: int,
-    bad_rows: int,
-    seconds: float,
-    bytes: int | None = None,
-    files_before: int | None = None,
-    files_changed: int | None = None,
-) -> None:
+def _report(target: Target, report: Report) -> None:
     if target.json:
-        found = {"bytes": bytes, "files_before": files_before, "files_changed": files_changed}
-        rest = {name: value for name, value in found.items() if value is not None}
-        emit({"stream": stream, "files": files, "events": events, "bad_rows": bad_rows, **rest, "seconds": round(seconds, 3)})
+        emit({**asdict(report), "seconds": round(report.seconds, 3)})
         return
-    said = [f"{events:,} events of {files:,} files stored in {stream}"]
-    said += [f"{bad_rows:,} bad rows put aside"] * bool(bad_rows)
-    said += [f"{files_before:,} files were stored before"] * bool(files_before)
-    said += [f"{files_changed:,} files changed since and were left alone"] * bool(files_changed)
-    rate = f", {size(int(bytes / max(seconds, 1e-3)))}/s" if bytes else ""
-    console(stderr=True).print(f"{', '.join(said)} ({seconds:.1f} s{rate})")
+    said = [f"{report.events:,} events of {report.files:,} files stored in {report.stream}"]
+    said += [f"{report.bad_rows:,} bad rows put aside"] * bool(report.bad_rows)
+    said += [f"{report.files_before:,} files were stored before"] * bool(report.files_before)
+    said += [f"{report.files_changed:,} files changed since and were left alone"] * bool(report.files_changed)
+    rate = f", {size(int(report.bytes / max(report.seconds, 1e-3)))}/s" if report.bytes else ""
+    console(stderr=True).print(f"{', '.join(said)} ({report.seconds:.1f} s{rate})")
 
 
 @contextlib.contextmanager

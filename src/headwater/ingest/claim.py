@@ -27,7 +27,7 @@ class Claim:
 
     def __init__(self, store: hw.Store, name: str, lease: float) -> None:
         self._store = store
-        self._name = name
+        self.name = name
         self._lease = lease
         self._id = uuid.uuid4().hex
         self._sync = store.synchronizer(name, initial=None, apply=_replace)
@@ -63,13 +63,13 @@ class Claim:
     def _refuse_or_say(self, record: Record, standby: bool) -> str:
         holder = Holder(*record["holder"])
         if standby:
-            return f"{holder} ingests into {self._name} now: waiting to take over"
+            return f"{holder} ingests into {self.name} now: waiting to take over"
         if holder.is_known_alive:
             raise self._busy(record)
-        return f"{holder} was at work on {self._name} a moment ago: waiting up to {self._lease:.0f} s for a sign of life"
+        return f"{holder} was at work on {self.name} a moment ago: waiting up to {self._lease:.0f} s for a sign of life"
 
     def _busy(self, record: Record) -> hw.ConflictError:
-        return hw.ConflictError(f"{Holder(*record['holder'])} ingests into {self._name} already: wait for it with --standby")
+        return hw.ConflictError(f"{Holder(*record['holder'])} ingests into {self.name} already: wait for it with --standby")
 
     def _status(self, record: Record) -> hw.TransactionStatus:
         try:

@@ -12,14 +12,18 @@ import pyarrow as pa
 
 import headwater as hw
 from headwater.ingest.claim import Claim, Pause
-from headwater.ingest.formats import Dialect, check_dialect, read_file
-from headwater.ingest.pieces import BadRowError, Piece, Position
+from headwater.ingest.formats import Dialect, check_dialect
+from headwater.ingest.pieces import Piece
 from headwater.ingest.prefetch import prefetch
+from headwater.ingest.reading import read_to_end
 from headwater.ingest.record import Files, FileState
 from headwater.ingest.sources import SourceFile, find_files
+from headwater.ingest.spread import FileTask, Spread, drop_leftovers, groups, stage_file, write_piece
 from headwater.ingest.streams import DeadLetters, Plan, open_target, state_names
 from headwater.ingest.target import Target
-from headwater.ingest.todo import Todo, changed
+from headwater.ingest.todo import Todo
+
+States = list[tuple[SourceFile, FileState]]
 
 _LONGEST_POLL_SECONDS, _SHORTEST_POLL_SECONDS = 0.5, 0.05
 
@@ -83,6 +87,7 @@ def ingest(
     standby: bool = False,
     take_over: bool = False,
     lease: float = 30.0,
+    spread: Spread | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
     notice: Callable[[str], None] = lambda text: None,
     pause: Pause = clock.sleep,
@@ -93,11 +98,13 @@ def ingest(
     that the first file suggests. A row that is no event raises InvalidRequestError with path, place and reason as its `facts`, and nothing
     of its transaction is stored; with `bad_rows` it goes to that stream instead. A file that changed since it was stored is a
     ConflictError. Of two at the same time the second gets a ConflictError, or waits as `standby`; who was taken over gets a FencedError.
-    With `watch` it goes on with files that arrive and were not touched for `settle` seconds. `pause` is called often: what it raises ends
-    the run in order.
+    With `watch` it goes on with files that arrive and were not touched for `settle` seconds. `spread` gives the files to tasks on other
+    machines, which can read them too, and commits many files at once. `pause` is called often: what it raises ends the run in order.
     """
     if events_per_transaction is not None and (isinstance(events_per_transaction, bool) or events_per_transaction < 1):
         raise hw.InvalidRequestError(f"a transaction has at least one event, not {events_per_transaction!r}")
+    if events_per_transaction is not None and spread is not None:
+        raise hw.InvalidRequestError("tasks store whole files: leave out the number of events for a transaction")
     dialect = Dialect(delimiter, header)
     check_dialect(dialect)
     places = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
@@ -109,7 +116,7 @@ def ingest(
     try:
         todo = Todo(Files(store, names.files), skip_changed, settle if watch else None)
         plan = Plan(schema, segments, key, time, dialect)
-        run = _Run(store, stream, plan, claim, todo, letters, events_per_transaction, progress, pause)
+        run = _Run(store, stream, plan, claim, todo, letters, events_per_transaction, spread, progress, pause)
         while True:
             run.round(find_files(places, format, may_be_none=watch))
             if not watch:
@@ -131,6 +138,7 @@ class _Run:
         todo: Todo,
         letters: DeadLetters | None,
         limit: int | None,
+        spread: Spread | None,
         show: Callable[[Progress], None],
         pause: Pause,
     ) -> None:
@@ -141,6 +149,8 @@ class _Run:
         self._todo = todo
         self._letters = letters
         self._limit = limit
+        self._spread = spread
+        self._owner = f"ingest/{claim.name}"
         self._show = show
         self._pause = pause
         self._target: Target | None = None
@@ -174,7 +184,10 @@ class _Run:
             if self._target is None:
                 self._target = open_target(self._store, self._stream, self._plan, [file for file, _ in states])
             try:
-                self._ingest(states, self._target)
+                if self._spread is not None:
+                    self._spread_out(self._spread, states, self._target)
+                else:
+                    self._ingest(states, self._target)
                 return
             except (hw.TransactionEndedError, hw.ConditionFailedError):
                 # Another took over, which ends this; or only the lease ran out, as when a laptop was asleep.
@@ -182,18 +195,20 @@ class _Run:
                 self._forget_staged()
                 self._todo.reload()
 
-    def _ingest(self, states: list[tuple[SourceFile, FileState]], target: Target | None) -> None:
-        progress = self._progress
-        progress.files = progress.files_done + len(states)
-        progress.bytes = self._stored_bytes + sum(state.stamp.size for _, state in states)
+    def _expect(self, states: States) -> None:
+        self._progress.files = self._progress.files_done + len(states)
+        self._progress.bytes = self._stored_bytes + sum(state.stamp.size for _, state in states)
+
+    def _ingest(self, states: States, target: Target | None) -> None:
+        self._expect(states)
         current = dict(states)
         with closing(prefetch(self._read(states, target))) as items:
-            for file, piece, fingerprint in items:
+            for file, piece in items:
                 self._pause(0.0)
                 state = current[file]
-                if piece is None:
+                if isinstance(piece, str):
                     self._staged_bytes += state.stamp.size
-                    self._stage(file, state._replace(position=None, fingerprint=fingerprint), 0)
+                    self._stage(file, state._replace(position=None, fingerprint=piece), 0)
                     if self._limit is None:
                         self._commit()
                     continue
@@ -201,48 +216,44 @@ class _Run:
                 while rest is not None:
                     self._pause(0.0)
                     part, rest = rest.cut(self._limit - self._staged_rows) if self._limit is not None else (rest, None)
-                    state = current[file] = self._write(file, state, part)
+                    state = current[file] = write_piece(self._claim.tx, self._stream, file, state, part, self._letters)
+                    self._stage(file, state, part.rows)
                     if self._limit is not None and self._staged_rows >= self._limit:
                         self._commit()
-                progress.bytes_done = self._stored_bytes + self._staged_bytes + piece.read_bytes
-                self._show(progress)
+                self._progress.bytes_done = self._stored_bytes + self._staged_bytes + piece.read_bytes
+                self._show(self._progress)
         if self._staged:
             self._commit()
 
-    def _read(
-        self, states: list[tuple[SourceFile, FileState]], target: Target | None
-    ) -> Generator[tuple[SourceFile, Piece | None, str | None], None, None]:
-        """The pieces of all files, and at the end of each one what its bytes were."""
+    def _read(self, states: States, target: Target | None) -> Generator[tuple[SourceFile, Piece | str], None, None]:
         for file, state in states:
-            try:
-                if target is not None:
-                    start = state.position or Position()
-                    for piece in read_file(file, start, target, self._plan.dialect, keep_bad=self._letters is not None):
-                        yield file, piece, None
-            except BadRowError as error:
-                row = error.row
-                raise hw.InvalidRequestError(
-                    f"{file.path}, {row.place}: {row.reason}", path=file.path, place=row.place, reason=row.reason, text=row.text
-                ) from error
-            except hw.InvalidRequestError as error:
-                if file.path in error.message:
-                    raise
-                raise hw.InvalidRequestError(f"{file.path}: {error.message}", path=file.path) from error
-            fingerprint = file.fingerprint()
-            if file.stamp() != state.stamp:
-                raise changed(file, state, "while it was read")
-            yield file, None, fingerprint
+            for item in read_to_end(file, state, target, self._plan.dialect, keep_bad=self._letters is not None):
+                yield file, item
 
-    def _write(self, file: SourceFile, state: FileState, piece: Piece) -> FileState:
-        tx = self._claim.tx
-        if piece.batch.num_rows:
-            tx.write_batch(self._stream, piece.batch)
-        for row in piece.bad:
-            assert self._letters is not None, "bad rows are kept only for them"
-            self._letters.write(tx, file, row)
-        state = state._replace(events=state.events + piece.batch.num_rows, bad_rows=state.bad_rows + len(piece.bad), position=piece.end)
-        self._stage(file, state, piece.rows)
-        return state
+    def _spread_out(self, spread: Spread, states: States, target: Target | None) -> None:
+        """The same by tasks elsewhere, many files in one commit."""
+        self._expect(states)
+        drop_leftovers(self._store, self._owner)
+        for group in groups(states):
+            self._pause(0.0)
+            tasks = [
+                FileTask(self._store, self._stream, self._owner, file, state, target, self._plan.dialect, self._letters)
+                for file, state in group
+            ]
+            results = list(zip(group, spread(stage_file, tasks), strict=True))
+            failed = next((index for index, (_, result) in enumerate(results) if result.error is not None), len(results))
+            good = results[:failed]
+            self._claim.tx.adopt([result.transaction for _, result in good if result.transaction is not None])
+            for (file, state), result in good:
+                self._stage(file, result.state, 0)
+                self._staged_bytes += state.stamp.size
+            if good:
+                self._commit()
+            drop_leftovers(self._store, self._owner)
+            if failed < len(results):
+                error = results[failed][1].error
+                assert error is not None
+                raise error
 
     def _stage(self, file: SourceFile, state: FileState, rows: int) -> None:
         self._staged[file] = state

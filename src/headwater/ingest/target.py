@@ -12,7 +12,8 @@ from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import time_of
 from headwater.model.schemas import OPAQUE, TIME, is_opaque
 
-_ZONE = r"(Z|z|[+-]\d\d:?\d\d)$"
+#: A date, or a date and a time with no zone behind it.
+_LOCAL_TIME = r"^\d{4}-\d\d-\d\d($|[T ][^Zz+-]*$)"
 _FIRST_TIME, _LAST_TIME = pa.scalar("0001-01-01T00:00:00Z").cast(TIME), pa.scalar("9999-12-31T23:59:59Z").cast(TIME)
 
 
@@ -102,7 +103,8 @@ def as_utc(column: pa.Array) -> pa.Array:
         return column if column.type.tz is not None else column.cast(pa.timestamp(column.type.unit, "UTC"))
     if pt.is_string(column.type) or pt.is_large_string(column.type):
         ending = pc.if_else(pc.less_equal(pc.binary_length(column), 10), "T00:00:00Z", "Z")
-        return pc.if_else(pc.match_substring_regex(column, _ZONE), column, pc.binary_join_element_wise(column, ending, "")).cast(TIME)
+        is_local = pc.match_substring_regex(column, _LOCAL_TIME)
+        return pc.if_else(is_local, pc.binary_join_element_wise(column, ending, ""), column).cast(TIME)
     return column
 
 

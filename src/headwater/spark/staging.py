@@ -11,38 +11,17 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import WriterCommitMessage
 
 from headwater import Commit, ConflictError, HeadwaterError, InvalidRequestError, Marker, Store, Transaction, UnavailableError
 from headwater.spark.addresses import patiently
 from headwater.spark.hashing import hash_rows
 from headwater.spark.options import SinkOptions, is_local
-from headwater.spark.rows import by_stream, shape, to_entries, without_strangers
-
-#: Up to this size a task's rows travel with its message: a small batch then is one commit, and no task writes anything.
-_MESSAGE_BYTES = 64 * 1024
-
-
-@dataclass
-class Staged(WriterCommitMessage):
-    """What one task attempt tells the driver."""
-
-    partition: int
-    query: str | None
-    batch: int
-    transaction: str | None = None
-    #: (stream, rows as Arrow IPC) and (table, entries) that were not staged because they are few.
-    rows: list[tuple[str, bytes]] = field(default_factory=list)
-    entries: list[tuple[str, list[tuple[str, bytes]]]] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    count: int = 0
-    hash: int = 0
+from headwater.spark.pieces import Piece, Staged
 
 
 def make_owner(query: str | None, target: str) -> str:
@@ -57,7 +36,7 @@ def stage(batches: Iterable[pa.RecordBatch], options: SinkOptions, *, lists_keys
     query = context.getLocalProperty("sql.streaming.queryId")
     batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
     message = Staged(context.partitionId(), query, batch_id)
-    piece = _Piece(patiently(options.address.open), options, Marker(make_owner(query, options.target), batch_id, None))
+    piece = Piece(patiently(options.address.open), options, Marker(make_owner(query, options.target), batch_id, None))
     try:
         for batch in batches:
             if batch.num_rows:
@@ -71,76 +50,6 @@ def stage(batches: Iterable[pa.RecordBatch], options: SinkOptions, *, lists_keys
         piece.drop()
         raise
     return message
-
-
-class _Piece:
-    """A task attempt's rows: in memory while they are few, then in a transaction of their own."""
-
-    def __init__(self, store: Store, options: SinkOptions, label: Marker) -> None:
-        self._store = store
-        self._options = options
-        self._label = label
-        self._schemas: dict[str, pa.Schema] = {}
-        self._rows: list[tuple[str, pa.RecordBatch]] = []
-        self._entries: dict[str, bytes] = {}
-        self._size = 0
-        self._tx: Transaction | None = None
-
-    def add(self, batch: pa.RecordBatch) -> list[str]:
-        """Take a batch; returns the keys it has, if it is for a table."""
-        options = self._options
-        if options.table is not None:
-            found = dict(to_entries(batch, options))
-            self._entries |= found
-            self._size += sum(len(key) + len(value) for key, value in found.items())
-            self._stage_if_much()
-            return list(found)
-        for name, rows in by_stream(batch, options):
-            schema = self._schemas.get(name)
-            if schema is None:
-                schema = self._schemas[name] = patiently(lambda name=name: self._store.stream(name).schema)  # type: ignore[misc]
-            if options.stream_column is not None:
-                rows = without_strangers(rows, name, schema, options)
-            self._rows.append((name, shape(rows, options, schema)))
-            self._size += rows.nbytes
-        self._stage_if_much()
-        return []
-
-    def _stage_if_much(self) -> None:
-        if self._tx is None and self._size <= _MESSAGE_BYTES:
-            return
-        if self._tx is None:
-            # The worker may be gone long before the driver commits: a long lease, which nobody renews.
-            self._tx = self._store.transaction(lease=self._options.lease_seconds, auto_renew=False, marker=self._label)
-        for name, rows in self._rows:
-            self._tx.write_batch(name, rows, key=self._options.key)
-        self._rows = []
-        for key, value in self._entries.items():
-            self._tx.put(str(self._options.table), key, value)
-        self._entries = {}
-
-    def finish(self, message: Staged) -> None:
-        """Make it durable, or put it into the message."""
-        if self._tx is not None:
-            patiently(self._tx.flush)
-            message.transaction = self._tx.id
-            return
-        for name, rows in self._rows:
-            message.rows.append((name, _to_ipc(rows)))
-        if self._entries:
-            message.entries.append((str(self._options.table), list(self._entries.items())))
-
-    def drop(self) -> None:
-        if self._tx is not None:
-            with suppress(HeadwaterError):  # Then its lease ends it.
-                self._tx.abort()
-
-
-def _to_ipc(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def gather(tx: Transaction, messages: Sequence[Staged], key: str | None) -> None:

@@ -180,9 +180,10 @@ class Upkeep:
             return True
         if self._engine.look(leases.find_holder) is not None:
             return False
+        # Never with a session from before: it may have been fenced, and what it stores be taken for garbage.
+        self._give_up()
         if self._take(by_hand=False) is not None:
-            # Another one was quicker. A session that nobody renews would be taken for dead.
-            self._give_up()
+            self._give_up()  # Another one was quicker.
         return self._is_held
 
     def _take(self, *, by_hand: bool) -> str | None:
@@ -310,7 +311,7 @@ class Upkeep:
     def _is_due(self, backlog: Backlog, now_us: int) -> bool:
         """Whether a log's blocks are many, large, old or final enough to be made a chunk."""
         until, due_at = self._weighed.get(backlog.log, (-1, 0))
-        if until == backlog.tail and now_us < due_at:
+        if until == backlog.tail and now_us < due_at and not backlog.is_sealed:
             return False
         weight: Weight = self._engine.look(tiers.weigh, backlog.log, backlog.start, TIER_EXTENTS)
         due_at = weight.oldest_at + _us(TIER_SECONDS)

@@ -56,31 +56,33 @@ def save_chart(path: Path, stages: Mapping[str, Sequence[Sample]], marks: Sequen
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
     except ImportError:
         return False
-    figure = Figure(figsize=(10, 4.5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(10, 2 + 2.2 * len(stages)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     end = max((samples[-1][0] for samples in stages.values() if samples), default=1.0)
-    steps = max(1, int(end / _STEP_SECONDS))
-    for name, samples in stages.items():
-        if samples:
-            times = [end * index / steps for index in range(steps + 1)]
-            totals = [_at(samples, time) for time in times]
-            rates = [(after - before) * steps / end for before, after in pairwise(totals)]
-            axes.step(times[1:], rates, where="pre", label=name, linewidth=1.4)
-            axes.fill_between(times[1:], rates, step="pre", alpha=0.15)
-    colors = dict(zip(meanings, ("tab:red", "tab:purple", "tab:green"), strict=False))
-    named: set[str] = set()
-    for time, letter in marks:
-        label = meanings[letter] if letter not in named else None
-        named.add(letter)
-        axes.axvline(
-            time, color=colors[letter], linestyle="-" if letter == next(iter(meanings)) else "--", linewidth=1, alpha=0.7, label=label
-        )
-    axes.set(xlabel="seconds", ylabel="events per second", xlim=(0, end))
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", fontsize="small", framealpha=0.9)
-    axes.grid(alpha=0.2)
+    colors = dict(zip(meanings, ("tab:red", "tab:purple", "tab:green"), strict=True))
+    grid = figure.subplots(len(stages), 1, sharex=True, squeeze=False)
+    for axes, (name, samples) in zip(grid[:, 0], stages.items(), strict=True):
+        times, rates = _rates(samples, end)
+        axes.step(times, rates, where="pre", linewidth=1.4)
+        axes.fill_between(times, rates, step="pre", alpha=0.2)
+        for time, letter in marks:
+            axes.axvline(time, color=colors[letter], linestyle="--", linewidth=1, alpha=0.8)
+        axes.set(title=name, ylabel="events per second", xlim=(0, end), ylim=(0, None))
+        axes.grid(alpha=0.2)
+    seen = [letter for letter in meanings if any(letter == mark for _, mark in marks)]
+    lines = [Line2D([], [], color=colors[letter], linestyle="--", label=meanings[letter]) for letter in seen]
+    figure.legend(handles=lines, loc="outside upper right", ncols=max(1, len(lines)), fontsize="small")
+    grid[-1, 0].set_xlabel("seconds")
     figure.savefig(path)
     return True
+
+
+def _rates(samples: Sequence[Sample], end: float) -> tuple[list[float], list[float]]:
+    """Events per second in steps of equal length, each with the time of its end."""
+    steps = max(1, int(end / _STEP_SECONDS))
+    times = [end * index / steps for index in range(steps + 1)]
+    totals = [_at(samples, time) if samples else 0.0 for time in times]
+    return times[1:], [(after - before) * steps / end for before, after in pairwise(totals)]

@@ -28,3 +28,5 @@ class Delivery:
             os.rename(path, self._folder / path.name)
             self.arrived.append(self._folder / path.name)
             self._next_at += self._seconds
+            if not self._waiting:
+                path.parent.rmdir()

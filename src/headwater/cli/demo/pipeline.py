@@ -19,7 +19,6 @@ _QUICK = {
     "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
     "spark__driver__memory": "1g",
     "spark__sql__shuffle__partitions": 1,
-    "spark__python__daemon__module": "headwater.cli.demo.daemon",
 }
 
 

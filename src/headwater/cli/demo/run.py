@@ -25,7 +25,7 @@ from headwater.cli.demo.proof import Proof, WindowProof, prove, prove_enriched, 
 KILL, DRIVER_KILL, SPLIT = "✗", "◆", "┿"
 _SEGMENTS = 2
 _EVENTS_PER_TRANSACTION = 100
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _IDLE_SECONDS = 0.02, 0.05
 _WINDOWS_SECONDS = 0.5
 #: A kill comes up to so long after the event that it was to follow: anywhere in a transaction.
 _JITTER_SECONDS = 0.03
@@ -111,6 +111,7 @@ class Demo:
                 if self.spark:
                     self._create_enriched(store)
                     pipeline.start()
+                stored = 0
                 while not self._is_done():
                     self._look(store, stream)
                     show(self.state)
@@ -118,7 +119,9 @@ class Demo:
                     now = time.monotonic() - self._began
                     self._delivery.deliver(now, may_second_half_come=not self.spark or self.state.enriched > 0)
                     self._disturb(stream, ingester, pipeline)
-                    time.sleep(_POLL_SECONDS)
+                    # While only Spark works, it may have the processor.
+                    time.sleep(_POLL_SECONDS if self.state.stored > stored else _IDLE_SECONDS)
+                    stored = self.state.stored
                 ingester.stop()
                 # The follower reads on to the end of a sealed stream, and ends there.
                 stream.seal()

@@ -1,0 +1,289 @@
+"""Retention: what a policy lets go goes, oldest first and no more than that; what a tag, a fork, a hold or a reader needs stays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import headwater as hw
+from headwater.streams import retention
+from tests.crash.processes import Place
+
+KIB = 1024
+EVENT = b"." * 1000
+
+
+def write(stream: hw.Stream, numbers: range, key: str | None = None) -> None:
+    """An event for each number, each in a block of its own."""
+    with stream.writer() as writer:
+        for number in numbers:
+            writer.write(b"%d|" % number + EVENT, key=key).result()
+
+
+def numbers(stream: hw.Stream, start: Any = None, end: Any = None) -> list[int]:
+    return sorted(int(event.value.partition(b"|")[0]) for event in stream.read(start, end))
+
+
+def retain(store: hw.Store, now: datetime | None = None) -> list[str]:
+    """As upkeep does, at a time of the test's choice; returns what stood in the way."""
+    notes: list[str] = []
+    now_us = store._engine.database.query("SELECT now_us()")[0][0]
+    retention.retain(store._engine, now_us if now is None else int(now.timestamp() * 1_000_000), notes.append)
+    return notes
+
+
+def read_some(store: hw.Store, group: str, count: int) -> None:
+    with store.reader_group(group).reader("r", commit="manual") as reader:
+        for _ in range(count):
+            assert reader.read(timeout=10) is not None
+        reader.commit()
+
+
+# By time.
+
+
+@pytest.mark.parametrize("tiered", [False, True], ids=["blocks", "chunks"])
+def test_events_older_than_the_age_go_and_none_that_is_younger(store: hw.Store, tiered: bool) -> None:
+    stream = store.create_stream("r/time", scaling=hw.Scaling.fixed(2), retention=hw.Retention.by_time(timedelta(hours=1)))
+    for number in range(12):
+        write(stream, range(number, number + 1), key=str(number))
+        if number == 5:
+            stream.split(stream.segments()[0].number)
+    times = {int(event.value.partition(b"|")[0]): event.time for event in stream.read()}
+    if tiered:
+        store.run_upkeep()
+    assert numbers(stream) == list(range(12))
+    for number in (0, 3, 7, 11):
+        retain(store, times[number] + timedelta(hours=1))
+        assert numbers(stream) == list(range(number, 12))
+    retain(store, times[11] + timedelta(hours=2))
+    assert numbers(stream) == []
+    store.run_upkeep()
+    write(stream, range(12, 13))
+    assert numbers(stream) == [12]
+
+
+def test_what_is_kept_for_ever_stays_and_a_policy_may_be_given_later(store: hw.Store) -> None:
+    stream = store.create_stream("r/forever")
+    write(stream, range(3))
+    retain(store, datetime.now(UTC) + timedelta(days=10_000))
+    assert numbers(stream) == [0, 1, 2]
+    stream.update(retention=hw.Retention.by_time(timedelta(days=1)))
+    retain(store, datetime.now(UTC) + timedelta(days=2))
+    assert numbers(stream) == []
+
+
+def test_a_stream_of_bytes_is_retained_too(store: hw.Store) -> None:
+    stream = store.create_stream("r/bytes", kind="bytes", retention=hw.Retention.by_size(3000))
+    with stream.byte_writer() as writer:
+        for _ in range(5):
+            writer.write(EVENT)
+            writer.flush()
+    retain(store)
+    with pytest.raises(hw.TruncatedError):
+        stream.byte_reader(1999)
+    assert stream.byte_reader(2000).readall() == EVENT * 3
+
+
+# By size.
+
+
+def test_the_oldest_go_while_there_is_too_much_and_at_least_the_limit_stays(store: hw.Store) -> None:
+    stream = store.create_stream("r/size", scaling=hw.Scaling.fixed(2), retention=hw.Retention.by_size(10 * KIB))
+    for number in range(20):
+        write(stream, range(number, number + 1), key=str(number))
+        if number == 8:
+            stream.split(stream.segments()[1].number)
+    retain(store)
+    left = numbers(stream)
+    assert left == list(range(20 - len(left), 20)) and 9 <= len(left) <= 11
+    retain(store)
+    assert numbers(stream) == left, "again: nothing more goes"
+
+
+@pytest.mark.parametrize("keeper", ["tag", "fork", "hold"])
+def test_what_is_kept_for_others_does_not_count_against_what_may_be_read(store: hw.Store, keeper: str) -> None:
+    stream = store.create_stream("r/kept", retention=hw.Retention.by_size(10 * KIB))
+    write(stream, range(20))
+    cut = stream.tail()
+    if keeper == "tag":
+        store.tag("keep", cut)
+    elif keeper == "fork":
+        stream.fork("r/fork")
+    else:
+        store.hold("keep", stream.head(), cut, 3600)
+    head = stream.head()
+    for turn in range(3):
+        retain(store)
+        assert 9 <= len(numbers(stream)) <= 11, "what is truncated and kept is no reason for more to go"
+        if turn == 1:
+            store.run_upkeep()
+    if keeper == "fork":
+        store.stream("r/fork").update(retention=hw.Retention.forever())
+        assert numbers(store.stream("r/fork")) == list(range(20))
+    else:
+        assert numbers(stream, head, cut) == list(range(20))
+
+
+# By consumption.
+
+
+def test_what_every_named_group_has_read_goes_and_no_more(store: hw.Store) -> None:
+    stream = store.create_stream("r/consumed", retention=hw.Retention.by_consumption(["slow", "fast"]))
+    write(stream, range(10))
+    for name in ("slow", "fast", "other"):
+        store.reader_group(name, ["r/consumed"])
+    assert retain(store) == [] and numbers(stream) == list(range(10))
+    read_some(store, "fast", 8)
+    retain(store)
+    assert numbers(stream) == list(range(10))
+    read_some(store, "slow", 3)
+    retain(store)
+    assert numbers(stream) == list(range(3, 10))
+    read_some(store, "slow", 6)
+    retain(store)
+    assert numbers(stream) == [8, 9]
+    store.run_upkeep()
+    assert numbers(stream) == [8, 9]
+
+
+def test_consumption_across_a_split_goes_by_what_was_read_of_each_segment(store: hw.Store) -> None:
+    stream = store.create_stream("r/split", retention=hw.Retention.by_consumption(["g"]))
+    store.reader_group("g", ["r/split"])
+    write(stream, range(5), key="a")
+    stream.split(0)
+    write(stream, range(5, 10), key="a")
+    write(stream, range(10, 15), key="b")
+    read_some(store, "g", 3)
+    retain(store)
+    assert numbers(stream) == list(range(3, 15))
+    read_some(store, "g", 2)
+    retain(store)
+    assert numbers(stream) == list(range(5, 15))
+    with store.reader_group("g").reader("r", commit="manual") as reader:
+        read: list[int] = []
+        while len(read) < 6:
+            event = reader.read(timeout=10)
+            assert event is not None
+            read.append(int(event.value.partition(b"|")[0]))
+        reader.commit()
+    retain(store)
+    assert numbers(stream) == sorted(set(range(5, 15)) - set(read))
+
+
+@pytest.mark.parametrize("missing", ["never made", "deleted", "of another stream"])
+def test_while_a_named_group_is_missing_nothing_goes_and_upkeep_says_why(store: hw.Store, missing: str) -> None:
+    stream = store.create_stream("r/missing", retention=hw.Retention.by_consumption(["there", "absent"]))
+    write(stream, range(5))
+    store.reader_group("there", ["r/missing"])
+    read_some(store, "there", 5)
+    if missing == "deleted":
+        store.reader_group("absent", ["r/missing"]).delete()
+    elif missing == "of another stream":
+        store.create_stream("r/other")
+        store.reader_group("absent", ["r/other"])
+    report = store.run_upkeep()
+    assert any("absent" in problem and "r/missing" in problem for problem in report.problems)
+    assert numbers(stream) == list(range(5))
+
+
+def test_past_a_hard_limit_also_what_was_not_read_goes(store: hw.Store) -> None:
+    policy = hw.Retention.by_consumption(["never made"], max_size=5 * KIB, max_age=timedelta(days=1))
+    stream = store.create_stream("r/hard", retention=policy)
+    write(stream, range(10))
+    retain(store)
+    assert numbers(stream) == [5, 6, 7, 8, 9] or numbers(stream) == [6, 7, 8, 9]
+    retain(store, datetime.now(UTC) + timedelta(hours=23))
+    assert numbers(stream)
+    retain(store, datetime.now(UTC) + timedelta(hours=25))
+    assert numbers(stream) == []
+
+
+# What stands against it.
+
+
+def test_a_tag_keeps_what_retention_takes_until_it_is_untagged(store: hw.Store) -> None:
+    stream = store.create_stream("r/tagged", retention=hw.Retention.by_time(timedelta(hours=1)))
+    write(stream, range(5))
+    head, cut = stream.head(), stream.tail()
+    store.tag("release-1", cut)
+    stream.split(0)
+    write(stream, range(5, 8))
+    retain(store, datetime.now(UTC) + timedelta(hours=2))
+    store.run_upkeep()
+    assert numbers(stream) == []
+    assert numbers(stream, end=cut) == numbers(stream, head, cut) == list(range(5))
+    store.untag("release-1")
+    with pytest.raises(hw.TruncatedError):
+        numbers(stream, head, cut)
+
+
+def test_a_hold_keeps_what_retention_takes_while_it_is_renewed(store: hw.Store) -> None:
+    stream = store.create_stream("r/held", retention=hw.Retention.by_time(timedelta(hours=1)))
+    write(stream, range(5))
+    head, cut = stream.head(), stream.tail()
+    ranges = stream.ranges(head, cut)
+    store.hold("reader", head, cut, 3600)
+    stream.split(0)
+    retain(store, datetime.now(UTC) + timedelta(hours=2))
+    for _ in range(3):
+        store.hold("reader", head, cut, 3600)
+        store.run_upkeep()
+        assert numbers(stream, head, cut) == list(range(5))
+        assert sum(item.to_arrow().num_rows for item in ranges) == 5
+    store.hold("reader", head, cut, -1.0)
+    store.run_upkeep()
+    with pytest.raises(hw.TruncatedError):
+        numbers(stream, head, cut)
+    assert store._engine.database.query("SELECT count(*) FROM extent") == [(0,)]
+
+
+def test_a_hold_and_a_tag_of_one_name_are_two_things(store: hw.Store) -> None:
+    stream = store.create_stream("r/names")
+    write(stream, range(3))
+    cut = stream.tail()
+    store.tag("x", cut)
+    store.hold("x", stream.head(), cut, 3600)
+    assert list(store.tags()) == ["x"]
+    store.release("x")
+    stream.truncate(cut)
+    assert numbers(stream, end=cut) == [0, 1, 2] and list(store.tags()) == ["x"]
+    store.hold("y", cut, cut, 3600)
+    with pytest.raises(hw.NotFoundError):
+        store.untag("y")
+    store.release("y")
+    store.release("y")
+
+
+def test_a_running_reader_reads_to_its_end_whatever_retention_does(place: Place, store: hw.Store) -> None:
+    stream = store.create_stream("r/running", retention=hw.Retention.by_time(timedelta(hours=1)))
+    write(stream, range(10))
+    stream.split(0)
+    write(stream, range(10, 20), key="a")
+    events = stream.read()
+    follower = stream.read(follow=True)
+    with place.open() as other:
+        theirs = other.stream("r/running").to_arrow()
+    assert theirs.num_rows == 20
+    first = [next(events), next(follower)]
+    retain(store, datetime.now(UTC) + timedelta(hours=2))
+    store.run_upkeep()
+    assert [int(event.value.partition(b"|")[0]) for event in (first[0], *events)] == list(range(20))
+    assert [int(next(follower).value.partition(b"|")[0]) for _ in range(9)] == list(range(1, 10))
+    follower.close()  # type: ignore[attr-defined]
+    store.run_upkeep()
+    assert numbers(stream) == [] and store._engine.database.query("SELECT count(*) FROM pin") == [(0,)]
+
+
+def test_a_group_that_is_behind_is_told_that_its_events_are_gone(store: hw.Store) -> None:
+    stream = store.create_stream("r/behind", retention=hw.Retention.by_time(timedelta(hours=1)))
+    write(stream, range(5))
+    with store.reader_group("g", ["r/behind"]).reader("r") as reader:
+        assert reader.read(timeout=10) is not None
+    retain(store, datetime.now(UTC) + timedelta(hours=2))
+    write(stream, range(5, 6))
+    with store.reader_group("g").reader("r", commit="manual") as reader, pytest.raises(hw.TruncatedError):
+        for _ in range(3):
+            reader.read(timeout=1)

@@ -1,0 +1,159 @@
+"""Going on in steps: limits, the order of segments, ends, truncation, and several streams at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import headwater as hw
+from headwater.check import check_store
+from tests.crash.processes import Place
+
+NAME = "s/x"
+
+
+@pytest.fixture
+def store(place: Place) -> Iterator[hw.Store]:
+    with place.open(create=True) as store:
+        store.create_stream(NAME, scaling=hw.Scaling.fixed(2))
+        yield store
+        assert check_store(store).ok
+
+
+def write(store: hw.Store, first: int, until: int, name: str = NAME) -> None:
+    with store.stream(name).writer() as writer:
+        for number in range(first, until):
+            writer.write(str(number), key=str(number % 20))
+
+
+def scaled(store: hw.Store) -> hw.Stream:
+    """300 numbers: 100 before a split, 100 before a merge, 100 behind it."""
+    stream = store.stream(NAME)
+    write(store, 0, 100)
+    stream.split(0)
+    write(store, 100, 200)
+    neighbours = sorted(stream.segments(), key=lambda segment: segment.start)
+    stream.merge([segment.number for segment in neighbours[:2]])
+    write(store, 200, 300)
+    return stream
+
+
+def read(stream: hw.Stream, start: hw.Cut, end: hw.Cut) -> list[tuple[bytes, int]]:
+    found = []
+    for part in stream.ranges(start, end):
+        for batch in part.to_batches(["_key", "value"]):
+            found += [(row["_key"], int(row["value"])) for row in batch.to_pylist()]
+    return found
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 500, 1 << 20])
+@pytest.mark.parametrize("max_events", [1, 7, 37, None])
+def test_steps_are_within_their_limit_and_keep_each_keys_order(store: hw.Store, max_events: int | None, piece_bytes: int) -> None:
+    stream = scaled(store)
+    at, events = stream.head(), []
+    while (behind := store.advance(at, max_events=max_events, piece_bytes=piece_bytes)) != at:
+        step = read(stream, at, behind)
+        assert 0 < len(step) <= (max_events or 300)
+        events += step
+        at = behind
+    assert sorted(number for _, number in events) == list(range(300))
+    latest: dict[bytes, int] = {}
+    for key, number in events:
+        assert latest.get(key, -1) < number
+        latest[key] = number
+
+
+def test_a_segment_and_its_successor_are_in_one_step_only_if_they_are_small(store: hw.Store) -> None:
+    stream = scaled(store)
+    assert store.advance(stream.head()) == stream.tail()
+    first = store.advance(stream.head(), piece_bytes=1)
+    assert {part.segment for part in stream.ranges(stream.head(), first)} == {0, 1}
+    second = store.advance(first, piece_bytes=1)
+    assert {part.segment for part in stream.ranges(first, second)} <= {2, 3, 4}
+
+
+def test_a_limit_of_bytes_is_about_kept_and_always_gets_on(store: hw.Store) -> None:
+    stream = scaled(store)
+    whole = sum(part.bytes for part in stream.ranges())
+    step = store.advance(stream.head(), max_bytes=whole // 10)
+    taken = sum(part.count for part in stream.ranges(stream.head(), step))
+    assert 10 <= taken <= 60
+    assert sum(part.count for part in stream.ranges(stream.head(), store.advance(stream.head(), max_bytes=1))) == 1
+
+
+def test_an_end_is_not_passed_also_if_it_lies_in_segments_that_were_sealed_since(store: hw.Store) -> None:
+    stream = store.stream(NAME)
+    write(store, 0, 50)
+    end = stream.tail()
+    write(store, 50, 100)
+    stream.split(0)
+    write(store, 100, 150)
+    at = stream.head()
+    while (behind := store.advance(at, end=end, max_events=20)) != at:
+        at = behind
+    assert len(read(stream, stream.head(), at)) == 50
+    assert store.advance(at, end=end) == at
+
+
+def test_nothing_new_is_the_same_place(store: hw.Store) -> None:
+    stream = store.stream(NAME)
+    write(store, 0, 10)
+    tail = stream.tail()
+    stream.split(0)
+    assert store.advance(tail) is tail
+
+
+def test_a_wait_ends_with_the_first_event(store: hw.Store) -> None:
+    stream = store.stream(NAME)
+    tail = stream.tail()
+    writing = threading.Timer(0.1, write, (store, 0, 1))
+    writing.start()
+    assert store.advance(tail, wait=60.0) != tail
+    writing.join()
+
+
+def test_several_streams_share_the_limit(store: hw.Store) -> None:
+    store.create_stream("s/y")
+    write(store, 0, 100)
+    write(store, 0, 300, "s/y")
+    start = hw.Cut(store.id, {**store.stream(NAME).head().streams, **store.stream("s/y").head().streams})
+    step = store.advance(start, max_events=40)
+    counts = {name: sum(part.count for part in store.stream(name).ranges(start, step)) for name in (NAME, "s/y")}
+    assert counts["s/y"] == 30 and 8 <= counts[NAME] <= 10
+
+
+def test_what_was_truncated_is_told_or_skipped(store: hw.Store) -> None:
+    stream = scaled(store)
+    start = store.advance(stream.head(), max_events=30)
+    cut = store.advance(stream.head(), max_events=150)
+    stream.truncate(cut)
+    with pytest.raises(hw.TruncatedError, match="were truncated before they were read") as caught:
+        store.advance(start)
+    assert caught.value.head == stream.head()
+    behind = store.advance(start, skip_truncated=True)
+    left = [number for part in stream.ranges(start, behind, skip_truncated=True) for number in range(part.start, part.end)]
+    assert len(left) == sum(part.count for part in stream.ranges())
+    assert behind == stream.tail()
+
+
+def test_what_a_tag_keeps_is_still_read_in_steps(store: hw.Store) -> None:
+    stream = scaled(store)
+    start, tail = stream.head(), stream.tail()
+    store.tag("kept", tail)
+    stream.truncate(tail)
+    at, count = start, 0
+    while (behind := store.advance(at, end=tail, max_events=50)) != at:
+        count += sum(part.count for part in stream.ranges(at, behind))
+        at = behind
+    assert count == 300
+    store.untag("kept")
+
+
+def test_a_cut_of_another_store_is_refused(store: hw.Store) -> None:
+    other = hw.Cut("another", store.stream(NAME).head().streams)
+    with pytest.raises(hw.InvalidRequestError, match="another store"):
+        store.advance(other)
+    with pytest.raises(hw.InvalidRequestError, match="above 0"):
+        store.advance(store.stream(NAME).head(), max_events=0)

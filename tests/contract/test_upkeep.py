@@ -1,0 +1,433 @@
+"""Upkeep: by one process at a time, in the background or by hand, in short transactions, and never in anybody's way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headwater as hw
+from headwater.catalog import leases, sessions, tiers
+from headwater.catalog.sqlite import SqliteDatabase
+from headwater.check import check_store
+from headwater.runtime import failpoints
+from headwater.streams import upkeep
+from tests.crash.processes import Place, wait_until
+
+#: What upkeep's own transactions may take, with room for a busy machine; the goal is 20 ms, the benchmark of a quiet one.
+LONGEST_SECONDS = 0.1
+
+
+def write(stream: hw.Stream, count: int, start: int = 0, padding: bytes = b"") -> None:
+    with stream.writer() as writer:
+        for number in range(start, start + count):
+            writer.write(b"%d|" % number + padding).result()
+
+
+def values(stream: hw.Stream) -> list[bytes]:
+    return [event.value.partition(b"|")[0] for event in stream.read()]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def holder(store: hw.Store) -> str | None:
+    return store._engine.look(leases.find_holder)
+
+
+def chunks(store: hw.Store) -> int:
+    return int(store._engine.database.query("SELECT count(*) FROM extent WHERE form > 0")[0][0])
+
+
+def upkeep_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "headwater-upkeep"]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The background begins at once and goes round all the time; five blocks are many."""
+    monkeypatch.setattr(upkeep, "UPKEEP_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(upkeep, "_ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(upkeep, "_GARBAGE_SECONDS", 0.05)
+    monkeypatch.setattr(upkeep, "TIER_EXTENTS", 5)
+    monkeypatch.setattr(upkeep, "LEASE_SECONDS", 0.6)
+    yield
+    failpoints.arm("")
+
+
+def background(place: Place) -> hw.Store:
+    return hw.open(place.url, catalog=place.catalog)
+
+
+# In the background.
+
+
+def test_the_background_tiers_when_there_are_enough_blocks_and_not_before(place: Place, quick: None) -> None:
+    with background(place) as store:
+        stream = store.create_stream("u/x")
+        write(stream, 4)
+        wait_until(lambda: holder(store) is not None)
+        time.sleep(0.1)
+        assert chunks(store) == 0, "too few"
+        write(stream, 4, start=4)
+        wait_until(lambda: chunks(store) == 1)
+        assert values(stream) == numbered(8)
+        wait_until(lambda: store.upkeep_totals.chunks_written == 1)
+        assert store.upkeep_totals.events_tiered in (5, 6, 7, 8)
+    with place.open() as store:
+        assert holder(store) is None, "a closed store leaves the upkeep to others"
+        assert store._engine.database.query("SELECT id FROM session") == []
+
+
+@pytest.mark.parametrize("reason", ["bytes", "age", "seal"])
+def test_the_background_tiers_by_bytes_age_and_seal(place: Place, quick: None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason == "bytes":
+        monkeypatch.setattr(upkeep, "TIER_BYTES", 10_000)
+    if reason == "age":
+        monkeypatch.setattr(upkeep, "TIER_SECONDS", 0.2)
+    with background(place) as store:
+        stream = store.create_stream("u/x")
+        write(stream, 1)
+        wait_until(lambda: holder(store) is not None)
+        if reason == "bytes":
+            assert chunks(store) == 0
+            write(stream, 1, start=1, padding=b"." * 20_000)
+        if reason == "seal":
+            assert chunks(store) == 0
+            stream.seal()
+        wait_until(lambda: chunks(store) == 1)
+
+
+def test_a_program_that_ends_soon_never_takes_the_lease(place: Place) -> None:
+    with background(place) as store:
+        write(store.create_stream("u/x"), 3)
+        assert upkeep_threads()
+        assert store._engine.database.query("SELECT * FROM lease") == []
+        assert [row[0] for row in store._engine.database.query("SELECT process FROM session") if "upkeep" in row[0]] == []
+    assert not upkeep_threads()
+
+
+def test_a_closed_store_leaves_no_thread(place: Place, quick: None) -> None:
+    before = set(threading.enumerate())
+    for _ in range(3):
+        with background(place) as store:
+            wait_until(lambda store=store: holder(store) is not None)  # type: ignore[misc]
+    wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if "headwater" in thread.name])
+
+
+def test_with_upkeep_off_there_is_no_thread_and_unpickled_stores_have_none(place: Place) -> None:
+    with place.open(create=True) as store:
+        store.run_upkeep()
+        with pickle.loads(pickle.dumps(store)) as other:
+            assert other.streams() == []
+            assert not upkeep_threads()
+
+
+def test_two_backgrounds_take_turns_by_one_lease(place: Place, quick: None) -> None:
+    with background(place) as one, background(place) as other:
+        stream = one.create_stream("u/x")
+        for start in range(0, 40, 8):
+            write(stream, 8, start=start)
+        wait_until(lambda: chunks(one) > 0)
+        assert len(one._engine.database.query("SELECT session FROM lease")) == 1
+        first = one if one._upkeep._is_held else other
+        assert [store._upkeep._is_held for store in (one, other)].count(True) == 1
+        first.close()
+        left = other if first is one else one
+        wait_until(lambda: left._upkeep._is_held)
+        write(left.stream("u/x"), 8, start=40)
+        assert values(left.stream("u/x")) == numbered(48)
+
+
+def test_a_forked_child_has_a_background_of_its_own(place: Place, quick: None) -> None:
+    with background(place) as store:
+        stream = store.create_stream("u/x")
+        wait_until(lambda: store._upkeep._is_held)
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                is_fresh = not store._upkeep._is_held and store._upkeep._session is None
+                write(stream, 10)
+                store.close()
+                code = 0 if is_fresh else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        write(stream, 10, start=10)
+        wait_until(lambda: chunks(store) > 0)
+        assert values(stream) == numbered(20)
+        assert store._upkeep._is_held
+
+
+EXIT = """
+import sys, time, headwater as hw
+from headwater.catalog import leases
+from headwater.streams import upkeep
+upkeep.UPKEEP_DELAY_SECONDS = 0.01
+store = hw.open(sys.argv[1])
+while store._engine.look(leases.find_holder) is None:
+    time.sleep(0.01)
+print(time.time(), flush=True)
+"""
+
+
+def test_an_interpreter_ends_promptly_while_upkeep_runs_and_lets_go_of_the_lease(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT, str(tmp_path / "store")], capture_output=True, timeout=100, text=True)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert time.time() - float(done.stdout) < 10
+    with Place(str(tmp_path / "store")).open() as store:
+        assert store._engine.database.query("SELECT * FROM lease") == []
+
+
+def test_a_log_that_can_not_be_read_is_left_alone_for_a_while_and_said_once(
+    place: Place, quick: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place.open(create=True) as store:
+        write(store.create_stream("u/hurt"), 10)
+        write(store.create_stream("u/well"), 10)
+        log = store._engine.database.query("SELECT log FROM segment ORDER BY log")[0]
+        store._engine.write(lambda tx: tx.run("UPDATE extent SET crc = crc + 1 WHERE log = ? AND first = 3", log))
+    tried: list[int] = []
+    list_blocks = tiers.list_blocks
+
+    def counted(tx: Any, log: int, start: int, limit: int) -> Any:
+        tried.append(log)
+        return list_blocks(tx, log, start, limit)
+
+    monkeypatch.setattr(tiers, "list_blocks", counted)
+    with caplog.at_level(logging.WARNING), background(place) as store:
+        wait_until(lambda: chunks(store) >= 1)
+        rounds = store._upkeep.totals.seconds
+        wait_until(lambda: store._upkeep.totals.seconds > rounds and store._upkeep.totals.problems != ())
+        write(store.stream("u/well"), 10, start=10)
+        wait_until(lambda: chunks(store) >= 2)
+        assert tried.count(log[0]) == 1
+        assert values(store.stream("u/well")) == numbered(20)
+    assert len([record for record in caplog.records if "u/hurt" in record.getMessage()]) == 1
+
+
+def test_the_background_waits_and_goes_on_when_the_catalog_was_out_of_reach(
+    place: Place, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with background(place) as store:
+        stream = store.create_stream("u/x")
+        wait_until(lambda: store._upkeep._is_held)
+        look = store._engine.read
+        failures: list[int] = []
+
+        def fail(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if work is tiers.list_backlogs and len(failures) < 5:
+                failures.append(1)
+                raise hw.UnavailableError("out of reach") if len(failures) % 2 else RuntimeError("what nobody thought of")
+            return look(work, *args, **kwargs)
+
+        monkeypatch.setattr(store._engine, "read", fail)
+        write(stream, 8)
+        wait_until(lambda: chunks(store) == 1)
+        assert len(failures) == 5
+
+
+# By hand.
+
+
+def test_a_round_by_hand_says_what_it_did_and_the_next_has_nothing_to_do(store: hw.Store) -> None:
+    write(store.create_stream("u/x"), 20)
+    report = store.run_upkeep()
+    assert (report.chunks_written, report.events_tiered, report.problems) == (1, 20, ())
+    assert report.bytes_tiered > 0 and report.bytes_stored > 0 and report.seconds > 0
+    again = store.run_upkeep()
+    assert (again.chunks_written, again.events_tiered, again.objects_deleted, again.rows_deleted) == (0, 0, 0, 0)
+    assert store.upkeep_totals.events_tiered == 20
+    assert holder(store) is None
+
+
+def test_of_two_by_hand_the_second_waits_and_says_for_whom(place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_HAND_SECONDS", 0.3)
+    with place.open() as other:
+        assert store._upkeep._take(by_hand=True) is None
+        with pytest.raises(hw.UnavailableError, match=str(os.getpid())):
+            other.run_upkeep()
+        assert len(store._engine.database.query("SELECT id FROM session")) == 1, "the one that gave up leaves nothing"
+        timer = threading.Timer(0.1, store._upkeep._give_up)
+        timer.start()
+        other.run_upkeep()
+        timer.join()
+
+
+def test_by_hand_goes_over_the_background_which_comes_back(place: Place, quick: None) -> None:
+    with background(place) as store, place.open() as other:
+        stream = store.create_stream("u/x")
+        wait_until(lambda: store._upkeep._is_held)
+        write(stream, 3)
+        assert other.run_upkeep().events_tiered == 3
+        write(stream, 7, start=3)
+        wait_until(lambda: chunks(store) >= 2)
+        assert values(stream) == numbered(10)
+
+
+def test_by_hand_and_background_of_one_store_share_it(place: Place, quick: None) -> None:
+    with background(place) as store:
+        stream = store.create_stream("u/x")
+        for start in range(0, 40, 4):
+            write(stream, 4, start=start)
+            store.run_upkeep()
+        assert values(stream) == numbered(40)
+        wait_until(lambda: store._upkeep._is_held)
+
+
+# Two at once, by force.
+
+
+def test_of_two_upkeeps_at_once_the_older_is_fenced_before_its_swap_and_nothing_is_lost(place: Place, store: hw.Store) -> None:
+    stream = store.create_stream("u/x")
+    write(stream, 10)
+    with place.open() as zombie:
+        storage = zombie._engine.storage
+        written = storage.write
+
+        def take_over(key: str, produce: Any) -> None:
+            written(key, produce)
+            store._engine.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
+            assert store.run_upkeep().events_tiered == 10
+
+        storage.write = take_over  # type: ignore[method-assign]
+        with pytest.raises(hw.FencedError):
+            zombie.run_upkeep()
+        storage.write = written  # type: ignore[method-assign]
+    assert values(stream) == numbered(10) and chunks(store) == 1
+    store.run_upkeep()
+    assert check_store(store).unused_count == 0, "the zombie's chunk is gone"
+
+
+def test_an_upkeep_that_lost_its_lease_forgets_no_rows(place: Place, store: hw.Store) -> None:
+    stream = store.create_stream("u/x")
+    write(stream, 2, padding=b"." * 100_000)
+    with place.open() as zombie:
+        storage = zombie._engine.storage
+        delete = storage.delete
+        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+
+        def take_over(keys: Any) -> None:
+            storage.delete = delete  # type: ignore[method-assign]
+            store._engine.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
+            assert store._upkeep._take(by_hand=True) is None
+            delete(keys)
+
+        storage.delete = take_over  # type: ignore[method-assign]
+        with pytest.raises(hw.FencedError):
+            zombie.run_upkeep()
+        assert holder(store) is not None
+        store._upkeep._give_up()
+    assert values(stream) == numbered(2)
+    store.run_upkeep()
+    assert values(stream) == numbered(2) and check_store(store).unused_count == 0
+
+
+def test_a_fenced_background_goes_on_with_a_new_session(place: Place, quick: None) -> None:
+    with background(place) as store:
+        stream = store.create_stream("u/x")
+        wait_until(lambda: store._upkeep._is_held)
+        first = store._upkeep._session
+        store._engine.write(lambda tx: tx.run("DELETE FROM lease"))
+        write(stream, 8)
+        wait_until(lambda: chunks(store) == 1)
+        assert store._upkeep._session not in (None, first)
+        assert values(stream) == numbered(8)
+
+
+# Lost answers.
+
+
+@pytest.mark.parametrize("function", ["swap", "take", "begin_session", "forget", "prune", "work"])
+def test_an_answer_that_is_lost_after_its_commit_changes_nothing(store: hw.Store, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given to `write_once` is run again: what it did is done once, or found changed and left."""
+    stream = store.create_stream("u/x")
+    write(stream, 20, padding=b"." * 7000)
+    write(stream, 3, start=20, padding=b"." * 100_000)
+    once = store._engine.write_once
+    lost: list[str] = []
+
+    def losing(change: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if change.__name__ == function and not lost:
+            lost.append(function)
+            once(change, *args, **kwargs)
+        return once(change, *args, **kwargs)
+
+    monkeypatch.setattr(store._engine, "write_once", losing)
+    store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+    for _ in range(3):
+        assert store.run_upkeep().problems == ()
+    assert lost == [function]
+    assert values(stream) == numbered(23)
+    assert chunks(store) >= 1
+    report = check_store(store)
+    assert report.ok and report.unused_count == 0
+    assert store._engine.database.query("SELECT count(*) FROM inline_block") == [(0,)]
+
+
+# How long the lock is held.
+
+
+class Held:
+    """How long each transaction held SQLite's lock, by what it did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds: list[tuple[float, str]] = []
+        write = SqliteDatabase.write
+
+        def timed(database: SqliteDatabase, work: Callable[..., Any], *, repeatable: bool = False) -> Any:
+            began: list[float] = []
+
+            def begun(tx: Any) -> Any:
+                began.append(time.perf_counter())
+                return work(tx)
+
+            try:
+                return write(database, begun, repeatable=repeatable)
+            finally:
+                name = next((cell.cell_contents.__name__ for cell in work.__closure__ or () if callable(cell.cell_contents)), "?")
+                self.seconds.append((time.perf_counter() - began[0], name))
+
+        monkeypatch.setattr(SqliteDatabase, "write", timed)
+
+    def longest(self) -> tuple[float, str]:
+        found, self.seconds = max(self.seconds), []
+        return found
+
+
+@pytest.mark.slow
+def test_no_transaction_of_upkeep_holds_the_lock_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        small, large = store.create_stream("u/small"), store.create_stream("u/large")
+        with small.writer() as writer:
+            for number in range(4500):
+                writer.write(b"%d" % number).result()
+        write(large, 400, padding=b"." * 60_000)
+        fork = small.fork("u/fork")
+        held = Held(monkeypatch)
+        assert store.run_upkeep().chunks_written == 4
+        longest = {"tiering": held.longest()}
+        write(large, 400, start=400, padding=b"." * 60_000)
+        held.longest()
+        large.truncate(large.tail())
+        longest["truncation"] = held.longest()
+        for stream in (small, fork):
+            stream.seal()
+            held.longest()
+            store.delete_stream(stream.name)
+            longest[f"deletion of {stream.name}"] = held.longest()
+        store.run_upkeep()
+        longest["garbage"] = held.longest()
+        print(longest)
+        assert max(longest.values())[0] < LONGEST_SECONDS, longest
