@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import pyarrow as pa
 import pytest
 
 from headwater.storage import Buffer, Journal, ObjectInfo, Storage
@@ -32,6 +33,10 @@ class DelayedStorage:
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         self._sleep(self._put_seconds)
         self._storage.put(key, buffers)
+
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+        self._sleep(self._put_seconds)
+        self._storage.write(key, produce)
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         return self._storage.get(key, start, length)

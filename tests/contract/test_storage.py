@@ -202,6 +202,28 @@ def test_a_put_that_failed_left_nothing_and_can_be_repeated(storage: Storage) ->
     assert read(storage, KEY) == b"x"
 
 
+def test_what_is_written_into_a_file_is_one_object(storage: Storage) -> None:
+    def produce(file: pa.NativeFile) -> None:
+        for piece in (b"one", b"", b"two"):
+            file.write(piece)
+
+    storage.write(KEY, produce)
+    assert read(storage, KEY) == b"onetwo" and keys(storage, "tmp/") == []
+    with pytest.raises(AlreadyExistsError, match=KEY):
+        storage.write(KEY, lambda file: file.write(b"other"))
+    assert read(storage, KEY) == b"onetwo" and keys(storage, "tmp/") == []
+
+
+def test_a_file_whose_writing_raised_is_not_there(storage: Storage) -> None:
+    def produce(file: pa.NativeFile) -> None:
+        file.write(b"half")
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        storage.write(KEY, produce)
+    assert keys(storage) == keys(storage, "tmp/") == []
+
+
 def test_only_local_storage_has_journals(storage: Storage) -> None:
     if storage.local:
         storage.journal(lambda index: journal_key(1, index)).close()
