@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, growth, history, latency, reading, writing
+from benchmarks import coordination, growth, history, latency, reading, spark, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -37,6 +37,10 @@ BENCHMARKS: dict[str, Benchmark] = {
     "tiering": history.tiering,
     "write-beside": history.writing_beside,
     "scan": history.scans,
+    "spark-read": spark.reading,
+    "spark-write": spark.writing,
+    "spark-table": spark.history,
+    "spark-batch": spark.small_batches,
     "growth": growth.growth,
     "memory": growth.memory,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -121,6 +123,43 @@ def test_a_flush_that_is_stored_and_not_committed_keeps_its_file(store: hw.Store
     assert values(stream) == [b"0", b"1"]
 
 
+def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_failures(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upkeep goes by that: a file of a live session that is older than its newest two is taken for finished."""
+    stream = store.create_stream("g/x")
+    began_first, stored_second, failures = threading.Event(), threading.Event(), list[str]()
+    append = FileJournal.append
+
+    def fail_first(journal: FileJournal, buffers: Any) -> Any:
+        if b"first" in b"".join(bytes(buffer)[:200] for buffer in buffers):
+            began_first.set()
+            assert stored_second.wait(60)
+            if len(failures) < 3:
+                failures.append("a file that can't be written to takes no more")
+                monkeypatch.setattr(journal, "_file", None)
+                raise hw.UnavailableError("the disk is full")
+            return append(journal, buffers)
+        place = append(journal, buffers)
+        stored_second.set()
+        return place
+
+    with stream.writer() as writer:
+        writer.write(b"begun|" + LARGE).result()
+        monkeypatch.setattr(FileJournal, "append", fail_first)
+        acks = [writer.write(b"first|" + b"." * (5 << 20))]
+        assert began_first.wait(60)
+        acks.append(writer.write(b"second|" + b"." * (5 << 20)))
+        while not all(ack.done for ack in acks):
+            with contextlib.suppress(hw.UnavailableError):
+                writer.flush()
+    monkeypatch.undo()
+    assert len(failures) == 3
+    assert values(stream) == [b"begun", b"first", b"second"]
+    named = [row[0] for row in store._engine.database.query("SELECT object FROM extent ORDER BY first")]
+    assert named == sorted(named)
+
+
 def test_what_a_killed_process_left_goes_when_its_session_is_fenced_and_not_before(place: Place, store: hw.Store, crew: Crew) -> None:
     stream = store.create_stream("g/x")
     worker = crew.start(obey, place)
@@ -151,8 +190,8 @@ def test_a_journal_without_any_row_goes_when_its_session_is_over(place: Place, s
 def test_unfinished_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
     with hw.open(tmp_path / "store", upkeep=False) as store:
         live = store._engine.write(sessions.begin_session, "a test")
-        dead = layout.temporary_key(layout.chunk_key("g/x", 1, 0, 0, live + 1000, 1, "parquet"), "ab" * 8)
-        ours = layout.temporary_key(layout.chunk_key("g/x", 1, 0, 0, live, 1, "parquet"), "ab" * 8)
+        dead = layout.temporary_key(layout.chunk_key("g/x", 1, 0, 0, live + 1000, 1, ".parquet"), "ab" * 8)
+        ours = layout.temporary_key(layout.chunk_key("g/x", 1, 0, 0, live, 1, ".parquet"), "ab" * 8)
         ended = layout.temporary_key(layout.transaction_key("0" * 32, "x"), "ab" * 8)
         strange = "tmp/what is this"
         for key in (dead, ours, ended, strange):

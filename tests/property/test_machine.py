@@ -1,4 +1,4 @@
-"""A stream against a dict: whatever is written, split, merged, truncated, reopened, by whom ever, each event is read once and in order."""
+"""A stream against a dict: whatever is written, scaled, truncated, forked, tiered, by whom ever, each event is read once and in order."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 import headwater as hw
+from headwater.check import check_store
 from tests.property.second_process import SecondProcess
 
 KEYS = st.lists(st.sampled_from(["0", "1", "2", "3", "4", None]), min_size=1, max_size=6)
@@ -34,6 +35,8 @@ class Machine(RuleBasedStateMachine):
         self.is_settled = True
         self.store = hw.open(path, catalog=catalog)
         self.named: hw.Writer | None = None
+        self.forks: dict[str, dict[str | None, list[str]]] = {}
+        self.held: tuple[hw.Cut, dict[str | None, int], hw.Cut, dict[str | None, int]] | None = None
 
     @initialize(segments=st.integers(1, 3))
     def create(self, segments: int) -> None:
@@ -57,17 +60,19 @@ class Machine(RuleBasedStateMachine):
         self.cuts.append((hw.Cut.parse(str(self.stream.tail())), {key: len(values) for key, values in self.written.items()}))
 
     def check(self, events: list[hw.Event], after: dict[str | None, int], before: dict[str | None, int] | None = None) -> None:
+        self.check_values(events, {key: values[after[key] : before[key] if before else None] for key, values in self.written.items()})
+
+    def check_values(self, events: list[hw.Event], expected: dict[str | None, list[str]]) -> None:
         found: dict[str | None, list[str]] = {key: [] for key in self.written}
         numbers: dict[int, list[int]] = {}
         for event in events:
             found[event.key.decode() if event.key is not None else None].append(event.value.decode())
             numbers.setdefault(event.position.segment, []).append(event.position.number)
-        for key, values in self.written.items():
-            expected = values[after[key] : before[key] if before else None]
+        for key, values in expected.items():
             if key is None:  # no order is promised without a key
-                assert sorted(found[key]) == sorted(expected)
+                assert sorted(found[key]) == sorted(values)
             else:
-                assert found[key] == expected, f"key {key}"
+                assert found[key] == values, f"key {key}"
         for segment, seen in numbers.items():
             assert seen == list(range(seen[0], seen[0] + len(seen))), f"segment {segment} has a gap or is out of order"
 
@@ -124,6 +129,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(grow=st.booleans(), at=CHOICE, parts=st.integers(2, 3))
     def scale(self, grow: bool, at: int, parts: int) -> None:
+        self.do_scale(grow, at, parts)
+
+    def do_scale(self, grow: bool, at: int, parts: int) -> None:
         opened = sorted(self.stream.segments(), key=lambda segment: segment.start)
         if len(opened) == 1 or (grow and len(opened) < 9):
             self.stream.split(opened[at % len(opened)].number, parts)
@@ -133,6 +141,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=CHOICE)
     def truncate(self, at: int) -> None:
+        self.do_truncate(at)
+
+    def do_truncate(self, at: int) -> None:
         cut, counts = self.cuts[at % len(self.cuts)]
         self.stream.truncate(cut)
         self.truncated = {key: max(counts[key], gone) for key, gone in self.truncated.items()}
@@ -147,12 +158,104 @@ class Machine(RuleBasedStateMachine):
         self.named = None
         self.settle()
 
+    # Upkeep, and what may happen while it makes a chunk.
+
+    @rule()
+    def tend(self) -> None:
+        assert self.store.run_upkeep().problems == ()
+
+    @rule(what=st.sampled_from(["truncate", "scale", "fork", "delete", "write"]), at=CHOICE)
+    def tend_meanwhile(self, what: str, at: int) -> None:
+        """One thing happens between the writing of the next chunk and its swap."""
+        storage: Any = self.store._engine.storage
+        write = storage.write
+
+        def meanwhile(key: str, produce: Any) -> None:
+            write(key, produce)
+            if vars(storage).pop("write", None) is not None:
+                self.act(what, at)
+
+        storage.write = meanwhile
+        try:
+            assert self.store.run_upkeep().problems == ()
+        finally:
+            vars(storage).pop("write", None)
+
+    def act(self, what: str, at: int) -> None:
+        if what == "truncate":
+            self.do_truncate(at)
+        elif what == "scale":
+            self.do_scale(at % 2 == 0, at, 2)
+        elif what == "fork":
+            self.do_fork(at)
+        elif what == "delete" and self.forks:
+            self.do_delete(at)
+        elif what == "write":
+            for key, value in self.new_events(["0", None, "1"]):
+                self.writer.write(value, key=key)
+            self.settle()
+
+    @rule(at=CHOICE)
+    def fork(self, at: int) -> None:
+        self.do_fork(at)
+
+    def do_fork(self, at: int) -> None:
+        cut, counts = self.cuts[at % len(self.cuts)]
+        name = f"{self.stream.name}-{next(self.numbers)}"
+        self.stream.fork(name, at=cut)
+        self.forks[name] = {key: values[self.truncated[key] : counts[key]] for key, values in self.written.items()}
+        if len(self.forks) > 3:
+            self.do_delete(0)
+
+    @precondition(lambda self: self.forks)
+    @rule(at=CHOICE, keys=KEYS)
+    def write_to_fork(self, at: int, keys: list[str | None]) -> None:
+        name = list(self.forks)[at % len(self.forks)]
+        with self.store.stream(name).writer() as writer:
+            for key in keys:
+                value = f"{next(self.numbers)}"
+                self.forks[name][key].append(value)
+                writer.write(value, key=key)
+
+    @precondition(lambda self: self.forks)
+    @rule(at=CHOICE)
+    def delete_fork(self, at: int) -> None:
+        self.do_delete(at)
+
+    def do_delete(self, at: int) -> None:
+        name = list(self.forks)[at % len(self.forks)]
+        del self.forks[name]
+        self.store.stream(name).seal()
+        self.store.delete_stream(name)
+
+    @rule(at=CHOICE)
+    def hold(self, at: int) -> None:
+        """A reader keeps what lies between the head and a place, also what is truncated."""
+        cut, counts = self.cuts[at % len(self.cuts)]
+        start = self.stream.head()
+        self.store.hold("reader", start, cut, 3600)
+        self.held = (start, dict(self.truncated), cut, counts)
+
+    @precondition(lambda self: self.held is not None)
+    @rule(again=st.booleans(), release=st.booleans())
+    def read_held(self, again: bool, release: bool) -> None:
+        assert self.held is not None
+        start, after, cut, before = self.held
+        if again:
+            self.store.hold("reader", start, cut, 3600)
+        self.check(list(self.stream.read(start, cut)), after, before)
+        if release:
+            self.store.release("reader")
+            self.held = None
+
     # Reading.
 
     @rule()
     def read_all(self) -> None:
         self.settle()
         self.check(list(self.stream.read()), self.truncated)
+        for name, expected in self.forks.items():
+            self.check_values(list(self.store.stream(name).read()), expected)
         rows: list[Any] = [row for item in self.stream.ranges() for batch in item.to_batches() for row in batch.to_pylist()]
         assert sorted(row["value"] for row in rows) == sorted(event.value for event in self.stream.read())
 
@@ -183,7 +286,24 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "stream"):
             self.read_all()
+            self.tend()
+            self.read_all()
+            self.check_whole()
         self.store.close()
+
+    def check_whole(self) -> None:
+        """The rows fit together; and when all streams are deleted, none of those is left that lead to data."""
+        report = check_store(self.store)
+        assert report.ok, report.problems
+        for _ in range(len(self.forks)):
+            self.do_delete(0)
+        self.store.release("reader")
+        self.stream.seal()
+        self.store.delete_stream(self.stream.name)
+        self.tend()
+        query = self.store._engine.database.query
+        for table in ("segment", "extent", "inline_block", "dead_log", "tier", "base", "pin", "tag", "lease"):
+            assert query(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
 @pytest.mark.slow

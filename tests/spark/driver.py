@@ -1,8 +1,8 @@
 """A driver of its own process, to be killed: copies a stream and counts its events by name with state of its own, until it is told to end.
 
-    python -m tests.spark.driver STORE FOLDER [end]
+    python -m tests.spark.driver STORE FOLDER [end] [counts]
 
-With "end" it processes what there is and ends; without, it goes on for ever.
+With "end" it processes what there is and ends; without, it goes on for ever. It counts with "counts" only.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ class CountByName(StatefulProcessor):
         pass
 
 
-def main(url: str, folder: str, is_last: bool) -> None:
+def main(url: str, folder: str, is_last: bool, counts: bool) -> None:
     spark = headwater.spark.session("driver", master="local[2,3]", **FAST, spark__sql__streaming__stateStore__providerClass=ROCKSDB)
     spark.sparkContext.setLogLevel("ERROR")
     lab = Lab(spark, hw.open(url, create=False, upkeep=False), Path(folder))
     source = lab.source(max_events_per_batch=500, partition_bytes=20_000)
-    counted = source.groupBy("name").transformWithState(CountByName(), "name string, n long", "Update", "None")
-    writers = [lab.sink(source, "copy", stream=SINK), lab.sink(counted, "count", table=COUNTS, key="name", create="true")]
+    writers = [lab.sink(source, "copy", stream=SINK)]
+    if counts:
+        counted = source.groupBy("name").transformWithState(CountByName(), "name string, n long", "Update", "None")
+        writers.append(lab.sink(counted, "count", table=COUNTS, key="name", create="true"))
     queries = [(writer.trigger(availableNow=True) if is_last else writer).start() for writer in writers]
     for query in queries:
         query.awaitTermination()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], "end" in sys.argv)
+    main(sys.argv[1], sys.argv[2], "end" in sys.argv, "counts" in sys.argv)

@@ -36,6 +36,12 @@ class Lab:
     store: hw.Store
     folder: Path
 
+    @property
+    def place(self) -> dict[str, str]:
+        """The options that name the store."""
+        url, catalog, _ = self.store.address
+        return {"store": url} | ({"catalog": catalog} if catalog is not None else {})
+
     def create(self, name: str = SOURCE, *, segments: int = 2, schema: pa.Schema | None = SCHEMA) -> hw.Stream:
         return self.store.create_stream(name, scaling=hw.Scaling.fixed(segments), schema=schema)
 
@@ -44,15 +50,15 @@ class Lab:
         fill(self.store, first, until, name)
 
     def batch(self, stream: str = SOURCE, **options: Any) -> DataFrame:
-        return self.spark.read.format("headwater").options(store=self.store.url, stream=stream, **options).load()
+        return self.spark.read.format("headwater").options(**self.place, stream=stream, **options).load()
 
     def source(self, stream: str = SOURCE, **options: Any) -> DataFrame:
-        return self.spark.readStream.format("headwater").options(store=self.store.url, stream=stream, **options).load()
+        return self.spark.readStream.format("headwater").options(**self.place, stream=stream, **options).load()
 
     def sink(self, df: DataFrame, checkpoint: str = "checkpoint", **options: Any) -> DataStreamWriter:
         """A writer to the store; without other options to SINK, which is made."""
         chosen = options or {"stream": SINK, "create": "true"}
-        return df.writeStream.format("headwater").options(store=self.store.url, checkpointLocation=str(self.folder / checkpoint), **chosen)
+        return df.writeStream.format("headwater").options(**self.place, checkpointLocation=str(self.folder / checkpoint), **chosen)
 
     def copy(self, checkpoint: str = "checkpoint", *, max_events: int | None = None, **options: Any) -> StreamingQuery:
         """Copy all there is from SOURCE to SINK."""
@@ -96,3 +102,11 @@ def check_order(events: Iterable[hw.Event]) -> None:
     for event in events:
         assert latest.get(event.key, -1) < event.value["id"], f"{event} after {latest[event.key]}"
         latest[event.key] = event.value["id"]
+
+
+def forget_commits(checkpoint: Path, first: int) -> None:
+    """Take back Spark's notes that batches from this one on are done."""
+    for path in (checkpoint / "commits").glob("[0-9]*"):
+        if int(path.name) >= first:
+            path.unlink()
+            (path.parent / f".{path.name}.crc").unlink(missing_ok=True)

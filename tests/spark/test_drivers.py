@@ -50,7 +50,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def kill_drivers(tmp_path: Path, kills: int, seed: int) -> None:
+def kill_drivers(tmp_path: Path, kills: int, seed: int, *what: str) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")
     with hw.open(tmp_path / "store", upkeep=False) as store:
@@ -65,19 +65,20 @@ def kill_drivers(tmp_path: Path, kills: int, seed: int) -> None:
                 sink.split(busiest.number)
                 store.run_upkeep()
             reached = sum(part.count for part in sink.ranges()) + rng.randrange(1, 2500)
-            with driver(store, tmp_path) as process:
+            with driver(store, tmp_path, *what) as process:
                 while sum(part.count for part in sink.ranges()) < reached:
                     assert process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
                     time.sleep(0.005)
                 time.sleep(rng.random() * 0.3)
                 kill_all(process)
-        with driver(store, tmp_path, "end") as process:
+        with driver(store, tmp_path, "end", *what) as process:
             assert process.wait() == 0, (tmp_path / "driver.log").read_text()[-3000:]
         events = list(sink.read())
         assert sorted(event.value["id"] for event in events) == list(range(written))
         check_order(events)
-        counts = {key: entry.value for key, entry in store.table(COUNTS).items()}
-        assert counts == {f"n{name}": b'{"n":%d}' % len(range(name, written, 7)) for name in range(7)}
+        if "counts" in what:
+            counts = {key: entry.value for key, entry in store.table(COUNTS).items()}
+            assert counts == {f"n{name}": b'{"n":%d}' % len(range(name, written, 7)) for name in range(7)}
         report = check_store(store)
         assert report.ok, report.problems
         assert store.transactions(only_open=True) == []
@@ -93,4 +94,4 @@ def test_a_driver_that_is_killed_loses_and_repeats_nothing(tmp_path: Path) -> No
 def test_a_driver_that_is_killed_twenty_times_loses_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
     if seed > 2:
         pytest.skip("two seeds take a quarter of an hour")
-    kill_drivers(tmp_path, 20, seed)
+    kill_drivers(tmp_path, 20, seed, "counts")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,14 +14,14 @@ from pyspark.sql import functions as f
 
 import headwater as hw
 import headwater.spark
-from tests.spark.pipelines import SINK, SOURCE, Lab, finish
+from tests.spark.pipelines import SINK, SOURCE, Lab, finish, forget_commits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_key_time_and_columns_arrive_where_a_writer_would_put_them(lab: Lab) -> None:
     df = lab.spark.sql("SELECT id, CAST(id % 3 AS INT) AS bucket, timestamp_micros(id * 1000000) AS at FROM range(10)")
-    df.write.format("headwater").options(store=lab.store.url, stream=SINK, key="bucket", time="at", create="true", segments="4").mode(
+    df.write.format("headwater").options(**lab.place, stream=SINK, key="bucket", time="at", create="true", segments="4").mode(
         "append"
     ).save()
     stream = lab.store.stream(SINK)
@@ -42,9 +41,9 @@ def test_a_dataframe_is_written_whole_or_not_at_all(lab: Lab) -> None:
     # Large enough to be staged by tasks, not sent along; the last partition fails.
     df = lab.spark.range(0, 40_000, 1, 4).selectExpr("id", "IF(id = 39999, CAST(raise_error('boom') AS STRING), repeat('x', 20)) AS name")
     with pytest.raises(Exception, match="boom"):
-        df.write.format("headwater").options(store=lab.store.url, stream=SINK).mode("append").save()
+        df.write.format("headwater").options(**lab.place, stream=SINK).mode("append").save()
     assert lab.ids() == []
-    df.where("id < 39999").write.format("headwater").options(store=lab.store.url, stream=SINK, key="id").mode("append").save()
+    df.where("id < 39999").write.format("headwater").options(**lab.place, stream=SINK, key="id").mode("append").save()
     assert sorted(lab.ids()) == list(range(39_999))
     lab.check()
 
@@ -67,7 +66,7 @@ def test_a_table_takes_the_last_row_of_a_key(lab: Lab) -> None:
     finish(lab.sink(lab.source(max_events_per_batch=40).select("name", "id"), table="t/last", key="name", create="true"))
     assert set(lab.table("t/last")) == {f"n{number}" for number in range(7)}
     values = lab.spark.createDataFrame([("a", b"raw"), ("b", b"more")], "k string, value binary")
-    values.write.format("headwater").options(store=lab.store.url, table="t/raw", key="k", create="true").mode("append").save()
+    values.write.format("headwater").options(**lab.place, table="t/raw", key="k", create="true").mode("append").save()
     assert lab.table("t/raw") == {"a": b"raw", "b": b"more"}
 
 
@@ -184,14 +183,6 @@ def test_without_a_readable_checkpoint_rows_are_compared(lab: Lab) -> None:
         lab.copy(fingerprint="rows")
 
 
-def forget_commits(checkpoint: Path, first: int) -> None:
-    """Take back Spark's notes that batches from this one on are done."""
-    for path in (checkpoint / "commits").glob("[0-9]*"):
-        if int(path.name) >= first:
-            path.unlink()
-            (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -209,7 +200,7 @@ def test_a_mistake_is_told_before_the_first_row(lab: Lab, options: dict[str, str
     lab.create("t/other", schema=pa.schema([("id", pa.int64())]))
     rows = lab.spark.createDataFrame([(1, "a")], "id long, name string")
     with pytest.raises(Exception, match="Error: ") as caught:
-        rows.write.format("headwater").options(store=lab.store.url, **options).mode("append").save()
+        rows.write.format("headwater").options(**lab.place, **options).mode("append").save()
     assert words in str(caught.value)
     assert lab.ids(SOURCE) == []
 
@@ -217,7 +208,7 @@ def test_a_mistake_is_told_before_the_first_row(lab: Lab, options: dict[str, str
 def test_a_stream_is_only_appended_to(lab: Lab) -> None:
     lab.create()
     with pytest.raises(Exception, match=r"write to a table: option\('table'"):
-        lab.batch().write.format("headwater").options(store=lab.store.url, stream=SOURCE).mode("overwrite").save()
+        lab.batch().write.format("headwater").options(**lab.place, stream=SOURCE).mode("overwrite").save()
     with pytest.raises(StreamingQueryException, match=r"write to a table: option\('table'"):
         lab.fill(0, 1)
         finish(lab.sink(lab.source().groupBy("name").count(), stream=SOURCE).outputMode("complete"))
@@ -225,6 +216,6 @@ def test_a_stream_is_only_appended_to(lab: Lab) -> None:
 
 def test_values_of_a_table_are_json_of_the_other_columns(lab: Lab) -> None:
     df = lab.spark.sql("SELECT 1 AS k, timestamp '2026-01-01 00:00:00 UTC' AS at, CAST(1.5 AS DECIMAL(4,2)) AS d, array(1, 2) AS l")
-    df.write.format("headwater").options(store=lab.store.url, table="t/json", key="k", create="true").mode("append").save()
+    df.write.format("headwater").options(**lab.place, table="t/json", key="k", create="true").mode("append").save()
     value = json.loads(lab.table("t/json")["1"])
     assert value["d"] == "1.50" and value["l"] == [1, 2] and datetime.fromisoformat(value["at"]) == datetime(2026, 1, 1, tzinfo=UTC)

@@ -83,7 +83,7 @@ def test_every_type_arrives_as_the_nearest_that_spark_has(lab: Lab) -> None:
     assert full.nested.a == 1 and full.nested.b.astimezone(UTC) == datetime(2026, 1, 1, tzinfo=UTC)
     # And back: what Spark made of a type fits where it came from.
     lab.create("t/back", schema=stream.schema)
-    lab.batch().write.format("headwater").options(store=lab.store.url, stream="t/back").mode("append").save()
+    lab.batch().write.format("headwater").options(**lab.place, stream="t/back").mode("append").save()
     assert lab.store.stream("t/back").to_arrow(columns=stream.schema.names) == stream.to_arrow(columns=stream.schema.names)
 
 
@@ -140,7 +140,7 @@ def test_several_streams_are_read_as_one(lab: Lab) -> None:
     lab.fill(0, 5, "t/a")
     with wider.writer() as writer:
         writer.write({"id": 5, "extra": "x"})
-    both = lab.spark.read.format("headwater").options(store=lab.store.url, streams="t/a, t/b").load()
+    both = lab.spark.read.format("headwater").options(**lab.place, streams="t/a, t/b").load()
     found = {row.id: (row._stream, row.name, row.extra) for row in both.collect()}
     assert found[5] == ("t/b", None, "x") and found[4] == ("t/a", "n4", None) and len(found) == 6
     assert both.where("extra = 'x'").count() == 1
@@ -176,7 +176,7 @@ def test_an_empty_stream_is_an_empty_dataframe(lab: Lab) -> None:
 def test_a_mistake_is_told_in_one_line(lab: Lab, options: dict[str, str], words: str) -> None:
     lab.create()
     with pytest.raises(Exception, match="Error: ") as caught:
-        lab.spark.read.format("headwater").options(store=lab.store.url, **options).load().count()
+        lab.spark.read.format("headwater").options(**lab.place, **options).load().count()
     assert words in str(caught.value)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 import headwater.spark
-from tests.spark.pipelines import SINK, SOURCE, Lab, check_order, finish, rows_read
+from tests.spark.pipelines import SINK, SOURCE, Lab, check_order, finish, forget_commits, rows_read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -93,6 +93,21 @@ def test_a_running_query_follows_and_tells_its_progress(lab: Lab) -> None:
     assert behind.events == 20 and behind.seconds > 0
 
 
+def test_a_catalog_on_postgresql_takes_a_pipeline_too(spark: SparkSession, tmp_path: Path, postgres_url: str) -> None:
+    with hw.open(tmp_path / "store", catalog=postgres_url, upkeep=False) as store:
+        lab = Lab(spark, store, tmp_path)
+        stream = lab.create()
+        lab.fill(0, 3000)
+        stream.split(0)
+        lab.fill(3000, 4000)
+        lab.copy(max_events=2500)
+        forget_commits(tmp_path / "checkpoint", 1)
+        lab.copy()
+        assert sorted(lab.ids()) == list(range(4000))
+        check_order(lab.store.stream(SINK).read())
+        lab.check()
+
+
 def test_two_queries_read_one_stream_each_at_its_own_pace(lab: Lab) -> None:
     lab.create()
     lab.fill(0, 100)
@@ -139,8 +154,7 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(lab: Lab) -> None:
     finish(lab.sink(lab.source(start=str(began)), "checkpoint"))
     for log in ("commits", "offsets"):
         assert [path.name for path in sorted((lab.folder / "checkpoint" / log).glob("[0-9]*"))] == ["0"]
-    (lab.folder / "checkpoint" / "commits" / "0").unlink()
-    (lab.folder / "checkpoint" / "commits" / ".0.crc").unlink()
+    forget_commits(lab.folder / "checkpoint", 0)
     seen: list[int] = []
     lab.fill(20, 30)
     finish(

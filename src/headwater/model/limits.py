@@ -45,7 +45,7 @@ IDLE_WRITER_SECONDS: Final = 30.0
 #: A session not renewed for this long may be fenced, and is renewed at a third of it.
 SESSION_SECONDS: Final = 60.0
 #: Rows deleted under one lock when space is freed.
-SLICE_ROWS: Final = 2000
+SLICE_ROWS: Final = 1000
 #: Open segments of one stream.
 OPEN_SEGMENTS: Final = 10_000
 #: Upkeep tiers a log's blocks when they are this many bytes or extents, this old, or sealed; and at most this much in one chunk.

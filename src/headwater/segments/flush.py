@@ -378,8 +378,11 @@ class Flusher:
                 place = flush.task.result()
             except UnavailableError:
                 # Stored anew when it is tried again, and not before: a flush after room was made must not hear of an older attempt.
+                # Those behind it too: upkeep takes a journal file for finished when newer ones are committed.
                 for other in self._inflight:
-                    other.begun = other.begun and not (other.task is not None and other.task.failed)
+                    if other.task is not None:
+                        other.task.wait()
+                    other.begun = other.task is None
                 raise
             failpoints.reach("append.stored")
         if not flush.parts:

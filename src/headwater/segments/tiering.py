@@ -7,6 +7,7 @@ anything changed meanwhile, the chunk is garbage and nothing else happened. Read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import dropwhile, groupby, pairwise
 from typing import NamedTuple
 
 import google_crc32c
@@ -32,8 +33,8 @@ _RAW_BYTES = 4 * MIB
 _PREFETCH_BYTES = 4 * MIB
 #: Inline blocks deleted under one lock: each may have 64 KiB.
 _INLINE_ROWS = 100
-#: What counts as one size when chunks are compacted.
-_SIZES = (MIB, COMPACT_CHUNKS * MIB, CHUNK_BYTES)
+#: Between each two of these is what counts as one size when chunks are compacted: enough of one size make one of the next.
+_SIZES = (0, MIB // 8, MIB, 8 * MIB, CHUNK_BYTES)
 
 
 class Moved(NamedTuple):
@@ -78,9 +79,9 @@ class Chunks:
         chosen = choose_chunks(found, is_sealed=backlog.is_sealed)
         if len(chosen) > 1:
             return self.finish(ChunkJob(stream.id, backlog, tuple(chosen), self._session, self._next_index()).run(self._engine, stream))
-        if len(found) < COMPACT_CHUNKS and not held:
-            # Some went by truncation: don't look again before there are more.
-            self._engine.write_once(tiers.count_small, backlog.log, -1 if backlog.is_sealed else len(found))
+        if not held:
+            # Don't look again before there are more.
+            self._engine.write_once(tiers.count_small, backlog.log, -1 if backlog.is_sealed else min(len(found), COMPACT_CHUNKS - 1))
         return None
 
     def delete_inline(self, log: int, until: int) -> None:
@@ -148,14 +149,13 @@ def choose_chunks(chunks: Sequence[Piece], *, is_sealed: bool) -> list[Piece]:
                 if len(fitting := _fitting(run[start:])) > 1:
                     return fitting
         return []
-    for size in _SIZES:
+    for low, high in pairwise(_SIZES):
         for run in runs:
-            # The newest are the smallest: those at the end that are below this size.
-            start = len(run)
-            while start and run[start - 1].bytes < size:
-                start -= 1
-            if len(run) - start >= COMPACT_CHUNKS:
-                return _fitting(run[start:])
+            for is_smaller, some in groupby(run, key=lambda chunk: chunk.bytes < high):
+                # Smaller ones go along. They are no reason by themselves: a large one would be written again for a few bytes.
+                alike = list(dropwhile(lambda chunk: chunk.bytes < low, some))
+                if is_smaller and sum(chunk.bytes >= low for chunk in alike) >= COMPACT_CHUNKS:
+                    return _fitting(alike)
     return []
 
 

@@ -51,15 +51,20 @@ class FileJournal:
         views = byte_views(buffers)
         length = sum(view.nbytes for view in views)
         assert length, "an empty append has no place"
-        file, offset = self._reserve(length)
-        try:
-            with explaining("write", file.path):
-                _write(file.path, views, offset)
-        except BaseException:
-            # Never sync this file again: the kernel reports a lost page once, and the next sync succeeds without it.
-            self._abandon(file)
-            raise
-        return Place(file.key, file.index, offset)
+        for is_last in (False, True):
+            file, offset = self._reserve(length)
+            try:
+                with explaining("write", file.path):
+                    _write(file.path, views, offset)
+            except BaseException as error:
+                # Never sync this file again: the kernel reports a lost page once, and the next sync succeeds without it.
+                self._abandon(file)
+                # Upkeep took this session for dead and deleted its file. The commit will say so, and all is stored under a new one.
+                if is_last or not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+            else:
+                return Place(file.key, file.index, offset)
+        raise AssertionError("the last try returned or raised")
 
     def close(self) -> None:
         with self._mutex:

@@ -1,0 +1,189 @@
+"""Spark: source and sink beside ones that do nothing, history beside Spark's own reader, and the price of a small batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+import headwater as hw
+import headwater.spark
+from benchmarks.bench import MB, Bench
+from benchmarks.results import Result, at_least, at_most, in_turns, median_ratio, percentile
+from benchmarks.sparkready import ROW_BYTES, ReadyDataSource
+
+_SEGMENTS = 4
+_NAME = "bench/spark"
+#: Spark's own work on the first runs is several times that of later ones.
+_WARM_UP = 2
+
+
+@contextmanager
+def _session() -> Iterator[SparkSession]:
+    """A session of two cores; one that is there already is used, and left as it is."""
+    running = SparkSession.getActiveSession()
+    if running is None:
+        # The workers import the ready source from here.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    spark = running or headwater.spark.session("benchmarks", master="local[2]", spark__driver__memory="2g")
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(ReadyDataSource)
+    try:
+        yield spark
+    finally:
+        if running is None:
+            spark.stop()
+
+
+@contextmanager
+def _store(bench: Bench) -> Iterator[tuple[hw.Store, Path, int]]:
+    """(a store with a stream in it, a folder, rows)."""
+    rows = max(1000, bench.sizes.batch_mb * 4 * MB // ROW_BYTES)
+    folder = bench.path()
+    try:
+        with hw.open(folder / "store", upkeep=False) as store:
+            stream = store.create_stream(_NAME, scaling=hw.Scaling.fixed(_SEGMENTS))
+            with stream.writer() as writer:
+                for start in range(0, rows, 50_000):
+                    numbers = range(start, min(rows, start + 50_000))
+                    values = pa.array([bytes([number % 256]) * ROW_BYTES for number in numbers], pa.binary())
+                    keys = pa.array([b"key%d" % (number % 1000) for number in numbers], pa.binary())
+                    writer.write_batch(pa.record_batch({"value": values, "_key": keys}))
+            yield store, folder, rows
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+def _discard(df: DataFrame) -> None:
+    df.write.format("noop").mode("overwrite").save()
+
+
+def _finish(writer: DataStreamWriter, checkpoint: Path) -> float:
+    """The seconds that the batches of a query took, without its start."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    found = sum(_durations(query.recentProgress)) / 1000
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return found
+
+
+def reading(bench: Bench) -> Iterator[Result]:
+    """All of a stream, in a batch and in a query, beside the same rows made ready before; and Parquet by Spark's own reader."""
+    with _session() as spark, _store(bench) as (store, folder, rows):
+        options = {"store": store.url, "stream": _NAME}
+        ready = {"rows": str(rows), "parts": str(_SEGMENTS)}
+        own = lambda: _seconds(lambda: _discard(spark.read.format("headwater").options(**options).load()))  # noqa: E731
+        limit = lambda: _seconds(lambda: _discard(spark.read.format("ready").options(**ready).load()))  # noqa: E731
+        yield _compare(bench, "spark-read", "batch", rows, own, limit)
+        stream = lambda: _finish(spark.readStream.format("headwater").options(**options).load().writeStream.format("noop"), folder / "c")  # noqa: E731
+        ready_stream = lambda: _finish(  # noqa: E731
+            spark.readStream.format("ready").options(**ready).load().writeStream.format("noop"), folder / "c"
+        )
+        yield _compare(bench, "spark-read", "micro-batches", rows, stream, ready_stream)
+        spark.read.format("headwater").options(**options).load().write.option("compression", "none").parquet(str(folder / "parquet"))
+        parquet = lambda: _seconds(lambda: _discard(spark.read.parquet(str(folder / "parquet"))))  # noqa: E731
+        (taken,) = in_turns(bench.sizes.rounds, parquet)
+        yield Result("spark-read", "spark.read.parquet, for comparison", rows * ROW_BYTES / MB / statistics.median(taken), "MB/s")
+
+
+def _compare(
+    bench: Bench,
+    name: str,
+    variant: str,
+    rows: int,
+    own: Callable[[], float],
+    limit: Callable[[], float],
+    goal: float = 0.7,
+    word: str = "ready batches",
+) -> Result:
+    for _ in range(_WARM_UP):
+        own()
+        limit()
+    taken, least = in_turns(bench.sizes.rounds, own, limit)
+    figure = rows * ROW_BYTES / MB / statistics.median(taken)
+    bound = rows * ROW_BYTES / MB / statistics.median(least)
+    return Result(name, variant, figure, f"MB/s in rows of {ROW_BYTES} B", bound, word, median_ratio(least, taken), at_least(goal, "ratio"))
+
+
+def writing(bench: Bench) -> Iterator[Result]:
+    """Rows that Spark reads from Parquet to a stream, in a batch and in a query, beside a Python sink that only takes them."""
+    with _session() as spark, _store(bench) as (store, folder, rows):
+        source = spark.read.format("headwater").options(store=store.url, stream=_NAME).load().select("value", "_key")
+        source.repartition(_SEGMENTS).write.option("compression", "none").parquet(str(folder / "parquet"))
+        df = spark.read.parquet(str(folder / "parquet"))
+        target = {"store": store.url, "stream": "bench/sink", "create": "true", "segments": str(_SEGMENTS)}
+        own = lambda: _seconds(lambda: df.write.format("headwater").options(**target).mode("append").save())  # noqa: E731
+        limit = lambda: _seconds(lambda: df.write.format("ready").mode("append").save())  # noqa: E731
+        yield _compare(bench, "spark-write", "batch", rows, own, limit, word="a sink that only takes")
+        (folder / "taken").mkdir()
+
+        def stored() -> float:
+            found = _seconds(lambda: df.write.format("ready").option("folder", str(folder / "taken")).mode("append").save())
+            for path in (folder / "taken").iterdir():
+                path.unlink()
+            return found
+
+        yield _compare(bench, "spark-write", "batch, durable", rows, own, stored, word="a sink that takes, writes and syncs")
+
+        def files() -> DataFrame:
+            return spark.readStream.schema(df.schema).parquet(str(folder / "parquet"))
+
+        stream = lambda: _finish(files().writeStream.format("headwater").options(**target), folder / "c")  # noqa: E731
+        taking = lambda: _finish(files().writeStream.format("ready"), folder / "c")  # noqa: E731
+        yield _compare(bench, "spark-write", "micro-batches", rows, stream, taking, word="a sink that only takes")
+
+
+def history(bench: Bench) -> Iterator[Result]:
+    """`table()` over long-term Parquet, beside Spark's own reader of the same files."""
+    with _session() as spark, _store(bench) as (store, _, rows):
+        store.run_upkeep()
+        files = [chunk.url for chunk in store.stream(_NAME).chunks()]
+        own = lambda: _seconds(lambda: _discard(headwater.spark.table(spark, store, _NAME)))  # noqa: E731
+        limit = lambda: _seconds(lambda: _discard(spark.read.parquet(*files)))  # noqa: E731
+        yield _compare(bench, "spark-table", "all of it in chunks", rows, own, limit, 0.9, "spark.read.parquet")
+
+
+def small_batches(bench: Bench) -> Iterator[Result]:
+    """What a micro-batch of one event takes from stream to stream, beside Spark's own rate source and noop sink."""
+    batches = max(3, bench.sizes.tail_events // 4)
+    with _session() as spark, _store(bench) as (store, folder, _):
+        source = spark.readStream.format("headwater").options(store=store.url, stream=_NAME, start="tail").load()
+        target = {"store": store.url, "stream": "bench/out", "create": "true", "checkpointLocation": str(folder / "c1")}
+        query = source.writeStream.format("headwater").options(**target).start()
+        query.processAllAvailable()
+        with store.stream(_NAME).writer() as writer:
+            for number in range(batches + 3):
+                writer.write(b"x" * ROW_BYTES, key=str(number)).result(60)
+                query.processAllAvailable()
+        own = _durations(query.recentProgress)[-batches:]
+        query.stop()
+        noop = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load().writeStream.format("noop")
+        query = noop.option("checkpointLocation", str(folder / "c2")).start()
+        while len(_durations(query.recentProgress)) < batches + 3:
+            time.sleep(0.05)
+        limit = _durations(query.recentProgress)[-batches:]
+        query.stop()
+    bound = percentile(limit, 0.5)
+    figure = percentile(own, 0.5)
+    yield Result("spark-batch", "1 event, p50", figure, "ms", bound, "rate source, noop sink", figure / bound, at_most(3, "ratio"))
+
+
+def _durations(progress: Sequence[Any]) -> list[float]:
+    found = [json.loads(one.json) for one in progress]
+    return [float(one["durationMs"]["triggerExecution"]) for one in found if one["numInputRows"]]
