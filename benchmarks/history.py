@@ -40,7 +40,7 @@ def tiering(bench: Bench) -> Iterator[Result]:
 def _write(stream: hw.Stream, megabytes: int) -> None:
     batch = sample_batch(4000, 1000)
     with stream.writer() as writer:
-        for _ in range(megabytes * MB // 4_000_000):
+        for _ in range(max(1, megabytes * MB // 4_000_000)):
             writer.write_batch(batch, key="user")
 
 

@@ -27,6 +27,10 @@ LARGE = b"." * 100_000
 TABLES = ("extent", "inline_block", "object", "dead_log", "tier", "lease", "session", "txn_extent", "txn_change", "tag", "pin", "base")
 
 
+#: Where the catalog makes no difference: it is the same client.
+on_sqlite = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
+
+
 def write(stream: hw.Stream, count: int, padding: bytes = b"") -> None:
     with stream.writer() as writer:
         for number in range(count):
@@ -108,6 +112,7 @@ def test_the_journal_is_trimmed_behind_tiering_and_the_file_in_use_stays(tmp_pat
         assert check_store(store).unused_count == 0
 
 
+@on_sqlite
 def test_a_flush_that_is_stored_and_not_committed_keeps_its_file(store: hw.Store, disarm: None) -> None:
     stream = store.create_stream("g/x")
     with stream.writer() as writer:
@@ -123,6 +128,7 @@ def test_a_flush_that_is_stored_and_not_committed_keeps_its_file(store: hw.Store
     assert values(stream) == [b"0", b"1"]
 
 
+@on_sqlite
 def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_failures(
     store: hw.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +166,7 @@ def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_fai
     assert named == sorted(named)
 
 
+@on_sqlite
 def test_what_a_killed_process_left_goes_when_its_session_is_fenced_and_not_before(place: Place, store: hw.Store, crew: Crew) -> None:
     stream = store.create_stream("g/x")
     worker = crew.start(obey, place)
@@ -176,6 +183,7 @@ def test_what_a_killed_process_left_goes_when_its_session_is_fenced_and_not_befo
     assert values(stream) == [b"0"] and len(stored(store)) == 1
 
 
+@on_sqlite
 def test_a_journal_without_any_row_goes_when_its_session_is_over(place: Place, store: hw.Store, crew: Crew) -> None:
     store.create_stream("g/x")
     worker = crew.start(obey, place, "append.stored=kill")
@@ -329,11 +337,10 @@ def test_ended_transactions_sessions_and_markers_are_forgotten_in_time_and_open_
     open_one.abort()
 
 
+@on_sqlite
 def test_forgetting_looks_only_at_what_is_over(store: hw.Store) -> None:
     """A week of transactions must not be looked through under the lock each time."""
     database = store._engine.database
-    if not hasattr(database, "_path"):
-        pytest.skip("SQLite says how it finds rows")
     condition = "state IN ('committed', 'aborted') AND expires_at < now_us() - ? AND ended_at < now_us() - ?"
     plan = [row[3] for row in database.query(f"EXPLAIN QUERY PLAN SELECT id FROM txn WHERE {condition} LIMIT 5", (1, 1))]
     assert any("txn_by_state (state=? AND expires_at<?)" in line for line in plan), plan
@@ -389,6 +396,7 @@ def test_inline_blocks_that_a_killed_tiering_left_behind_go_also_with_their_stre
     assert rows(store, "inline_block", "tier", "dead_log", "extent") == {"inline_block": 0, "tier": 0, "dead_log": 0, "extent": 0}
 
 
+@on_sqlite
 def test_deleting_much_is_done_in_slices_by_rows_and_by_bytes(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.catalog.extents._SLICE_BYTES", 1000)
     stream = store.create_stream("g/x")

@@ -15,6 +15,10 @@ KIB = 1024
 EVENT = b"." * 1000
 
 
+#: Where the catalog makes no difference: it is the same client.
+on_sqlite = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
+
+
 def write(stream: hw.Stream, numbers: range, key: str | None = None) -> None:
     """An event for each number, each in a block of its own."""
     with stream.writer() as writer:
@@ -65,6 +69,7 @@ def test_events_older_than_the_age_go_and_none_that_is_younger(store: hw.Store, 
     assert numbers(stream) == [12]
 
 
+@on_sqlite
 def test_what_is_kept_for_ever_stays_and_a_policy_may_be_given_later(store: hw.Store) -> None:
     stream = store.create_stream("r/forever")
     write(stream, range(3))
@@ -75,6 +80,7 @@ def test_what_is_kept_for_ever_stays_and_a_policy_may_be_given_later(store: hw.S
     assert numbers(stream) == []
 
 
+@on_sqlite
 def test_a_stream_of_bytes_is_retained_too(store: hw.Store) -> None:
     stream = store.create_stream("r/bytes", kind="bytes", retention=hw.Retention.by_size(3000))
     with stream.byte_writer() as writer:
@@ -173,6 +179,7 @@ def test_consumption_across_a_split_goes_by_what_was_read_of_each_segment(store:
     assert numbers(stream) == sorted(set(range(5, 15)) - set(read))
 
 
+@on_sqlite
 @pytest.mark.parametrize("missing", ["never made", "deleted", "of another stream"])
 def test_while_a_named_group_is_missing_nothing_goes_and_upkeep_says_why(store: hw.Store, missing: str) -> None:
     stream = store.create_stream("r/missing", retention=hw.Retention.by_consumption(["there", "absent"]))
@@ -189,6 +196,7 @@ def test_while_a_named_group_is_missing_nothing_goes_and_upkeep_says_why(store: 
     assert numbers(stream) == list(range(5))
 
 
+@on_sqlite
 def test_past_a_hard_limit_also_what_was_not_read_goes(store: hw.Store) -> None:
     policy = hw.Retention.by_consumption(["never made"], max_size=5 * KIB, max_age=timedelta(days=1))
     stream = store.create_stream("r/hard", retention=policy)
@@ -277,6 +285,7 @@ def test_a_running_reader_reads_to_its_end_whatever_retention_does(place: Place,
     assert numbers(stream) == [] and store._engine.database.query("SELECT count(*) FROM pin") == [(0,)]
 
 
+@on_sqlite
 def test_a_group_that_is_behind_is_told_that_its_events_are_gone(store: hw.Store) -> None:
     stream = store.create_stream("r/behind", retention=hw.Retention.by_time(timedelta(hours=1)))
     write(stream, range(5))

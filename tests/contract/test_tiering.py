@@ -69,6 +69,10 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
+#: Where the catalog makes no difference: it is the same client.
+on_sqlite = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
+
+
 def write(stream: hw.Stream, values: list[Any], key: Callable[[Any], str | None] = lambda value: None) -> None:
     with stream.writer() as writer:
         for value in values:
@@ -166,6 +170,7 @@ def test_values_of_every_type_come_back_as_they_were(kind: pa.DataType, tmp_path
         assert stream.to_arrow(columns=["c"]).schema.field("c").type.equals(kind)
 
 
+@on_sqlite
 def test_names_with_dots_and_other_odd_ones_are_told_apart(store: hw.Store) -> None:
     inner = pa.struct([("b", pa.int64()), ("c.d", pa.string())])
     names = ["a.b", "a", "", "a.b.c", "ä ö", "`"]
@@ -179,6 +184,7 @@ def test_names_with_dots_and_other_odd_ones_are_told_apart(store: hw.Store) -> N
     assert stream.to_arrow(columns=["s"]).column(0).to_pylist()[0] == {"b": -1, "c.d": "x"}
 
 
+@on_sqlite
 def test_streams_with_the_longest_names_are_tiered(store: hw.Store) -> None:
     stream = store.create_stream("s" * 128 + "/" + "n" * 128)
     write(stream, numbered(3))
@@ -186,6 +192,7 @@ def test_streams_with_the_longest_names_are_tiered(store: hw.Store) -> None:
     assert values(stream) == numbered(3)
 
 
+@on_sqlite
 def test_old_chunks_are_read_with_the_schema_of_today(store: hw.Store) -> None:
     stream = store.create_stream("t/evolved", schema=pa.schema([("a", pa.int32()), ("f", pa.float32())]))
     write(stream, [{"a": 1, "f": 0.5}])
@@ -205,6 +212,7 @@ def test_old_chunks_are_read_with_the_schema_of_today(store: hw.Store) -> None:
     assert values(stream) == expected
 
 
+@on_sqlite
 def test_a_follower_sees_new_columns_that_came_in_a_chunk(store: hw.Store) -> None:
     stream = store.create_stream("t/followed", schema=pa.schema([("a", pa.int64())]))
     write(stream, [{"a": 0}])
@@ -255,6 +263,7 @@ def test_a_time_before_the_head_of_a_chunk_that_is_partly_truncated_means_the_he
     assert [values(stream, end=moment) for moment in moments] == [[]] * 4 + [[b"3"]]
 
 
+@on_sqlite
 def test_a_truncation_inside_a_chunk_hides_what_lies_before(store: hw.Store) -> None:
     stream = store.create_stream("t/cut")
     write(stream, numbered(10))
@@ -298,6 +307,7 @@ def test_a_fork_in_the_middle_of_a_block_has_none_of_its_parents_later_events(st
     assert values(fork) == expected
 
 
+@on_sqlite
 def test_a_fork_of_bytes_in_the_middle_of_a_block_has_none_of_its_parents_later_bytes(store: hw.Store) -> None:
     parent = store.create_stream("t/bytes", kind="bytes")
     with parent.byte_writer() as writer:
@@ -330,6 +340,7 @@ def test_a_time_in_a_fork_goes_by_its_own_events_behind_the_cut(store: hw.Store)
     assert look() == before
 
 
+@on_sqlite
 def test_a_fork_is_read_with_its_own_schema_however_its_parent_goes_on(store: hw.Store) -> None:
     parent = store.create_stream("t/parent", schema=pa.schema([("a", pa.int32())]))
     write(parent, [{"a": number} for number in range(5)])
@@ -456,6 +467,7 @@ def test_slow_readers_of_every_kind_read_everything_once_across_tiering_compacti
             assert sorted(slow.found) == expected, slow.source
 
 
+@on_sqlite
 def test_a_slow_reader_of_bytes_reads_all_across_tiering_and_garbage(place: Place, store: hw.Store, short_sighted: None) -> None:
     stream = store.create_stream("t/bytes", kind="bytes")
     content = b"".join(b"%07d|" % number for number in range(200_000))
@@ -478,6 +490,7 @@ def test_a_slow_reader_of_bytes_reads_all_across_tiering_and_garbage(place: Plac
     assert sum(row[0] for row in store._engine.database.query("SELECT count FROM extent")) == len(content) + 4
 
 
+@on_sqlite
 def test_reading_goes_on_in_another_process_that_had_a_footer_of_a_chunk_that_is_gone(
     place: Place, store: hw.Store, short_sighted: None
 ) -> None:
@@ -575,6 +588,7 @@ def test_a_point_costs_one_row_group(wide: tuple[hw.Store, hw.Stream], monkeypat
 # The files themselves.
 
 
+@on_sqlite
 def test_chunks_are_listed_as_plain_parquet_files_that_hold_the_events(store: hw.Store) -> None:
     stream = store.create_stream("t/files", scaling=hw.Scaling.fixed(2), schema=pa.schema([("id", pa.int64())]))
     write(stream, [{"id": number} for number in range(100)], key=lambda row: str(row["id"]))
@@ -674,6 +688,7 @@ def test_a_damaged_log_is_reported_and_the_others_are_tiered(damaged: tuple[hw.S
     assert values(store.stream("t/hurt"), at(store.stream("t/hurt"), 100)) == numbered(5, 100)
 
 
+@on_sqlite
 def test_what_pyarrow_can_not_do_with_one_stream_does_not_stop_the_upkeep_of_others(
     store: hw.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

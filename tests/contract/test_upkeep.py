@@ -20,11 +20,16 @@ from headwater.catalog import leases, sessions, tiers
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.check import check_store
 from headwater.runtime import failpoints
+from headwater.segments import tiering
 from headwater.streams import upkeep
 from tests.crash.processes import Place, wait_until
 
 #: What upkeep's own transactions may take, with room for a busy machine; the goal is 20 ms, the benchmark of a quiet one.
 LONGEST_SECONDS = 0.1
+
+
+#: Where the catalog makes no difference: it is the same client.
+on_sqlite = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
 
 
 def write(stream: hw.Stream, count: int, start: int = 0, padding: bytes = b"") -> None:
@@ -89,6 +94,7 @@ def test_the_background_tiers_when_there_are_enough_blocks_and_not_before(place:
         assert store._engine.database.query("SELECT id FROM session") == []
 
 
+@on_sqlite
 @pytest.mark.parametrize("reason", ["bytes", "age", "seal"])
 def test_the_background_tiers_by_bytes_age_and_seal(place: Place, quick: None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "bytes":
@@ -108,6 +114,17 @@ def test_the_background_tiers_by_bytes_age_and_seal(place: Place, quick: None, r
         wait_until(lambda: chunks(store) == 1)
 
 
+@on_sqlite
+def test_a_long_backlog_is_tiered_without_waiting_for_more_events(place: Place, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiering, "CHUNK_EXTENTS", 6)
+    with place.open(create=True) as store:
+        write(store.create_stream("u/x"), 40)
+    with background(place) as store:
+        wait_until(lambda: store.upkeep_totals.events_tiered >= 36)
+        assert values(store.stream("u/x")) == numbered(40)
+
+
+@on_sqlite
 def test_a_program_that_ends_soon_never_takes_the_lease(place: Place) -> None:
     with background(place) as store:
         write(store.create_stream("u/x"), 3)
@@ -117,6 +134,7 @@ def test_a_program_that_ends_soon_never_takes_the_lease(place: Place) -> None:
     assert not upkeep_threads()
 
 
+@on_sqlite
 def test_a_closed_store_leaves_no_thread(place: Place, quick: None) -> None:
     before = set(threading.enumerate())
     for _ in range(3):
@@ -125,6 +143,7 @@ def test_a_closed_store_leaves_no_thread(place: Place, quick: None) -> None:
     wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if "headwater" in thread.name])
 
 
+@on_sqlite
 def test_with_upkeep_off_there_is_no_thread_and_unpickled_stores_have_none(place: Place) -> None:
     with place.open(create=True) as store:
         store.run_upkeep()
@@ -190,6 +209,7 @@ def test_an_interpreter_ends_promptly_while_upkeep_runs_and_lets_go_of_the_lease
         assert store._engine.database.query("SELECT * FROM lease") == []
 
 
+@on_sqlite
 def test_a_log_that_can_not_be_read_is_left_alone_for_a_while_and_said_once(
     place: Place, quick: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +237,7 @@ def test_a_log_that_can_not_be_read_is_left_alone_for_a_while_and_said_once(
     assert len([record for record in caplog.records if "u/hurt" in record.getMessage()]) == 1
 
 
+@on_sqlite
 def test_the_background_waits_and_goes_on_when_the_catalog_was_out_of_reach(
     place: Place, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +273,7 @@ def test_a_round_by_hand_says_what_it_did_and_the_next_has_nothing_to_do(store: 
     assert holder(store) is None
 
 
+@on_sqlite
 def test_of_two_by_hand_the_second_waits_and_says_for_whom(place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_HAND_SECONDS", 0.3)
     with place.open() as other:
@@ -276,6 +298,7 @@ def test_by_hand_goes_over_the_background_which_comes_back(place: Place, quick: 
         assert values(stream) == numbered(10)
 
 
+@on_sqlite
 def test_by_hand_and_background_of_one_store_share_it(place: Place, quick: None) -> None:
     with background(place) as store:
         stream = store.create_stream("u/x")

@@ -202,7 +202,10 @@ class Machine(RuleBasedStateMachine):
     def do_fork(self, at: int) -> None:
         cut, counts = self.cuts[at % len(self.cuts)]
         name = f"{self.stream.name}-{next(self.numbers)}"
-        self.stream.fork(name, at=cut)
+        try:
+            self.stream.fork(name, at=cut)
+        except hw.TruncatedError:
+            return  # As in `read_between`: a cut through a segment that is gone.
         self.forks[name] = {key: values[self.truncated[key] : counts[key]] for key, values in self.written.items()}
         if len(self.forks) > 3:
             self.do_delete(0)
@@ -233,6 +236,10 @@ class Machine(RuleBasedStateMachine):
         """A reader keeps what lies between the head and a place, also what is truncated."""
         cut, counts = self.cuts[at % len(self.cuts)]
         start = self.stream.head()
+        try:
+            self.stream.ranges(start, cut)
+        except hw.TruncatedError:
+            return  # As in `read_between`.
         self.store.hold("reader", start, cut, 3600)
         self.held = (start, dict(self.truncated), cut, counts)
 

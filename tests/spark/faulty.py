@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from headwater.spark.options import read_sink_options
 from headwater.spark.sink import StreamWriter
 
 OPTION = "storage.faults"
+#: Longer than Spark keeps idle workers, and than any lease but the sink's own.
+SLOW_SECONDS = 190.0
 
 
 def plant(folder: Path, *faults: str) -> None:
-    """Let these faults happen, each once: "twice", "error", "kill-task", or "commit:" and a failpoint's name."""
+    """Let these faults happen, each once: "twice", "error", "kill-task", "slow", or "commit:" and a failpoint's name."""
     folder.mkdir(exist_ok=True)
     for fault in faults:
         (folder / fault).touch()
@@ -56,6 +59,8 @@ class FaultyWriter(StreamWriter):
             raise RuntimeError("this attempt fails after it staged")
         if context.partitionId() == 0 and _meets(self._folder, "kill-task"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if context.partitionId() == 0 and _meets(self._folder, "slow"):
+            time.sleep(SLOW_SECONDS)
         return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

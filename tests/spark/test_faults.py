@@ -58,7 +58,8 @@ def test_a_process_killed_around_the_commit_neither_loses_nor_repeats(two_stream
     lab.check()
 
 
-@pytest.mark.parametrize("fault", ["error", "kill-task", "twice"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", ["error", "kill-task", "twice", pytest.param("slow", marks=pytest.mark.long)])
 def test_attempts_that_do_not_count_leave_nothing(two_streams: Lab, fault: str) -> None:
     lab = two_streams
     lab.fill(0, LARGE)

@@ -200,6 +200,19 @@ def test_history_in_parquet_and_the_tail_are_one_table(lab: Lab) -> None:
     assert headwater.spark.table(lab.spark, lab.store, SOURCE, middle).count() == sum(part.count for part in stream.ranges(middle))
 
 
+def test_history_of_many_segments_is_one_table_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = lab.create(segments=4)
+    lab.fill(0, 500)
+    lab.store.run_upkeep()
+    monkeypatch.setattr(headwater.spark.history, "_PLANS", 2)
+    middle = lab.store.advance(stream.head(), max_events=200)
+    lab.fill(500, 510)
+    for start in (None, middle):
+        expected = lab.batch(**({} if start is None else {"start": str(start)}))
+        found = headwater.spark.table(lab.spark, lab.store, SOURCE, start)
+        assert sorted(found.collect()) == sorted(expected.collect())
+
+
 def test_blocks_become_parquet_in_tasks_of_which_one_may_fail(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = lab.create()
     lab.fill(0, 500)

@@ -7,7 +7,7 @@ anything changed meanwhile, the chunk is garbage and nothing else happened. Read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import dropwhile, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import google_crc32c
@@ -150,13 +150,20 @@ def choose_chunks(chunks: Sequence[Piece], *, is_sealed: bool) -> list[Piece]:
                     return fitting
         return []
     for low, high in pairwise(_SIZES):
-        for run in runs:
-            for is_smaller, some in groupby(run, key=lambda chunk: chunk.bytes < high):
-                # Smaller ones go along. They are no reason by themselves: a large one would be written again for a few bytes.
-                alike = list(dropwhile(lambda chunk: chunk.bytes < low, some))
-                if is_smaller and sum(chunk.bytes >= low for chunk in alike) >= COMPACT_CHUNKS:
-                    return _fitting(alike)
+        for some in _below(runs, high):
+            # Smaller ones go along. They are no reason by themselves: a large one would be written again for a few bytes.
+            alike = [place for place, chunk in enumerate(some) if chunk.bytes >= low]
+            if len(alike) >= COMPACT_CHUNKS:
+                return _fitting(some[alike[0] :])
     return []
+
+
+def _below(runs: list[list[Piece]], size: int) -> Iterator[list[Piece]]:
+    """Neighbours that are all smaller than a size."""
+    for run in runs:
+        for is_smaller, some in groupby(run, key=lambda chunk: chunk.bytes < size):
+            if is_smaller:
+                yield list(some)
 
 
 def _fitting(chunks: Sequence[Piece]) -> list[Piece]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pt
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession, functions
+from pyspark.sql.types import StructType
 
 from headwater import ChunkRange, Cut, SegmentRange, Store, Stream
 from headwater.spark.addresses import StoreAddress, address_of
@@ -23,6 +23,8 @@ from headwater.spark.source import source_schema
 
 #: How long the files of a table stay as they are.
 _HELD_SECONDS = 6 * 3600.0
+#: Up to so many segments each gets a plan of its own, which takes Spark 0.1 s; a join takes time for each row.
+_PLANS = 32
 Place = Cut | datetime | str | None
 
 
@@ -49,17 +51,44 @@ def table(
     chunks = source.chunks(begun, until) if _is_native(source.schema) else []
     options = {"store": address.url, "catalog": address.catalog or "", "stream": stream, **_storage(address)}
     schema = source_schema(read_source_options(options))
-    parts = []
-    for segment, found in _by_segment(chunks).items():
-        files = spark.read.schema(schema).parquet(*(chunk.url for chunk in found)).drop("_stream", "_segment")
-        first, last = min(chunk.start for chunk in found), max(chunk.end for chunk in found)
-        if any(not chunk.is_whole for chunk in found):
-            files = files.where(f.col("_number").between(first, last - 1))
-        parts.append(files.withColumns({"_stream": f.lit(stream), "_segment": f.lit(segment)}).select(*schema.names))
+    parts = _read_files(spark, chunks, stream, schema)
     rest = _without(ranges, chunks)
     if rest or not parts:
         parts.append(spark.read.format("headwater").options(**options, **{"headwater.ranges": json.dumps(rest)}).load())
     return reduce(DataFrame.unionByName, parts)
+
+
+def _read_files(spark: SparkSession, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> list[DataFrame]:
+    """Files by Spark's own reader. None knows its segment, so that is added: by a plan for each, or by a join if they are many."""
+    found: dict[int, list[ChunkRange]] = defaultdict(list)
+    for chunk in chunks:
+        found[chunk.segment].append(chunk)
+    if len(found) <= _PLANS:
+        return [_read_segment(spark, some, stream, schema) for _, some in sorted(found.items())]
+    whole = [chunk for chunk in chunks if chunk.is_whole]
+    names = [(chunk.url.rpartition("/")[2], chunk.segment) for chunk in whole]
+    if len({name for name, _ in names}) < len(names):
+        # A fork's segments may have numbers of one file that another segment has too.
+        return [_read_segment(spark, some, stream, schema) for _, some in sorted(found.items())]
+    segments = spark.createDataFrame(names, "_file string, _segment long")
+    files = _read_parquet(spark, whole, schema).withColumns(
+        {"_file": functions.col("_metadata.file_name"), "_stream": functions.lit(stream)}
+    )
+    joined = files.join(functions.broadcast(segments), "_file").select(*schema.names)
+    return [joined, *(_read_segment(spark, [chunk], stream, schema) for chunk in chunks if not chunk.is_whole)]
+
+
+def _read_segment(spark: SparkSession, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> DataFrame:
+    files = _read_parquet(spark, chunks, schema)
+    if not all(chunk.is_whole for chunk in chunks):
+        files = files.where(f"_number >= {min(chunk.start for chunk in chunks)} AND _number < {max(chunk.end for chunk in chunks)}")
+    added = {"_stream": f"'{stream}' AS _stream", "_segment": f"{chunks[0].segment}L AS _segment"}
+    return files.selectExpr(*(added.get(name, f"`{name}`") for name in schema.names))
+
+
+def _read_parquet(spark: SparkSession, chunks: Sequence[ChunkRange], schema: StructType) -> DataFrame:
+    own = StructType([field for field in schema if field.name not in ("_stream", "_segment")])
+    return spark.read.schema(own).parquet(*(chunk.url for chunk in chunks))
 
 
 class Compaction(NamedTuple):
@@ -100,13 +129,6 @@ def _cut(stream: Stream, place: Cut | datetime | str) -> Cut:
 
 def _storage(address: StoreAddress) -> dict[str, str]:
     return {f"storage.{name}": text for name, text in address.storage_options}
-
-
-def _by_segment(chunks: Sequence[ChunkRange]) -> dict[int, list[ChunkRange]]:
-    found: dict[int, list[ChunkRange]] = defaultdict(list)
-    for chunk in chunks:
-        found[chunk.segment].append(chunk)
-    return dict(sorted(found.items()))
 
 
 def _without(ranges: Sequence[SegmentRange], chunks: Sequence[ChunkRange]) -> list[tuple[int, int, int]]:

@@ -70,7 +70,12 @@ def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> Non
         pins = []
         for ref in sorted(refs, key=lambda ref: ref.id):
             streams.lock_stream(tx, ref.id)
-            pins += [(ref.id, row.segment.number, row.start, row.end) for row in cuts.kept_between(tx, engine.store_id, ref, start, end)]
+            found = cuts.kept_between(tx, engine.store_id, ref, start, end)
+            kept = {item.segment.number: (item.start, item.end) for item in found}
+            # Also where they are empty: who reads between these cuts names their segments.
+            for segment, number in (*start.streams[ref.name].segments.items(), *end.streams[ref.name].segments.items()):
+                kept.setdefault(segment, (number, number))
+            pins += [(ref.id, segment, *bounds) for segment, bounds in kept.items()]
         tags.hold(tx, _hold_name(name), pins, int(seconds * 1_000_000))
 
     engine.write_once(work)

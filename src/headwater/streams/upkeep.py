@@ -314,12 +314,13 @@ class Upkeep:
         if until == backlog.tail and now_us < due_at and not backlog.is_sealed:
             return False
         weight: Weight = self._engine.look(tiers.weigh, backlog.log, backlog.start, TIER_EXTENTS)
-        due_at = weight.oldest_at + _us(TIER_SECONDS)
+        due_at = (weight.oldest_at if weight.extents else now_us) + _us(TIER_SECONDS)
+        enough = weight.bytes >= TIER_BYTES or weight.extents >= TIER_EXTENTS or backlog.is_sealed
+        if weight.extents and (enough or now_us >= due_at):
+            return True
+        # Until then it need not be weighed again, if nothing is added.
         self._weighed[backlog.log] = (backlog.tail, due_at)
-        if not weight.extents:
-            self._weighed[backlog.log] = (backlog.tail, now_us + _us(TIER_SECONDS))
-            return False
-        return weight.bytes >= TIER_BYTES or weight.extents >= TIER_EXTENTS or backlog.is_sealed or now_us >= due_at
+        return False
 
     def _compact(self, report: UpkeepReport, eager: bool) -> None:
         for backlog in self._rested(self._engine.read(tiers.list_crowded), eager):
