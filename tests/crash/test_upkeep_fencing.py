@@ -58,7 +58,14 @@ def test_when_the_holder_is_killed_another_takes_over_within_seconds(
             assert _numbers(store) == list(range(COUNT + 1))
 
 
-@pytest.mark.parametrize("failpoint", ["tier.read", "tier.written", "tier.swapped", "tier.sliced", "garbage.found", "garbage.deleted"])
+#: The first two stop where the next ones do, but for a moment.
+STOPS = [
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("tier.read", "tier.sliced")),
+    *("tier.written", "tier.swapped", "garbage.found", "garbage.deleted"),
+]
+
+
+@pytest.mark.parametrize("failpoint", STOPS)
 def test_a_holder_that_was_stopped_and_goes_on_after_a_takeover_changes_nothing(
     place: Place, store: hw.Store, crew: Crew, failpoint: str
 ) -> None:

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def driver(store: hw.Store, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def driver(store: hw.Store, folder: Path, *arguments: str, program: str = "tests.spark.driver") -> Iterator[subprocess.Popen[bytes]]:
     """A driver that runs; all its processes are gone when the block ends."""
-    command = [sys.executable, "-m", "tests.spark.driver", store.url, str(folder), *arguments]
+    command = [sys.executable, "-m", program, store.url, str(folder), *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -95,3 +95,19 @@ def test_a_driver_that_is_killed_twenty_times_loses_and_repeats_nothing(tmp_path
     if seed > 2:
         pytest.skip("two seeds take a quarter of an hour")
     kill_drivers(tmp_path, 20, seed, "counts")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_of_two_attempts_that_race_on_two_executors_one_counts(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        store.create_stream(SOURCE, schema=SCHEMA, scaling=hw.Scaling.fixed(2))
+        sink = store.create_stream(SINK, schema=SCHEMA, scaling=hw.Scaling.fixed(2))
+        fill(store, 0, 8000)
+        with driver(store, tmp_path, program="tests.spark.speculation") as process:
+            assert process.wait() == 0, (tmp_path / "driver.log").read_text()[-3000:]
+        assert {path.name for path in tmp_path.glob("attempt-0-*")} == {"attempt-0-0", "attempt-0-1"}, "no attempt was raced"
+        events = list(sink.read())
+        assert sorted(event.value["id"] for event in events) == list(range(8000))
+        check_order(events)
+        assert store.transactions(only_open=True) == []

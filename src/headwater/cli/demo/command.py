@@ -36,7 +36,7 @@ _NEWS_LINES = 4
 )
 @click.option("--files", type=click.IntRange(1, 99), default=50, show_default=True)
 @click.option("--events", type=click.IntRange(min=2), default=1000, show_default=True, help="In each file.")
-@click.option("--kills", type=click.IntRange(min=0), default=8, show_default=True, help="Of the ingester; the Spark driver is killed once.")
+@click.option("--kills", type=click.IntRange(min=0), default=6, show_default=True, help="Of the ingester; the Spark driver is killed once.")
 @click.option(
     "--rate", type=click.FloatRange(min=1), default=3000, show_default=True, help="Events per second, so that there is something to see."
 )

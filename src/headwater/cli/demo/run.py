@@ -115,9 +115,9 @@ class Demo:
                 while not self._is_done():
                     self._look(store, stream)
                     show(self.state)
-                    # The second half comes when the pipeline is at work, so that it has something left to do.
+                    # The second half comes when the whole pipeline is at work, so that it has something left to do when it is killed.
                     now = time.monotonic() - self._began
-                    self._delivery.deliver(now, may_second_half_come=not self.spark or self.state.enriched > 0)
+                    self._delivery.deliver(now, may_second_half_come=not self.spark or self.state.counted > 0)
                     self._disturb(stream, ingester, pipeline)
                     # While only Spark works, it may have the processor.
                     time.sleep(_POLL_SECONDS if self.state.stored > stored else _IDLE_SECONDS)
