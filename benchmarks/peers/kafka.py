@@ -25,8 +25,8 @@ _THROUGHPUT = {
     "queue.buffering.max.kbytes": 1_000_000,
     "compression.type": "none",
 }
-#: And for latency: send at once; what comes while a request is under way still makes a batch.
-_LATENCY = {"linger.ms": 0, "compression.type": "none"}
+#: And for latency. Of 0, 1 and 5 ms this was the best at every rate: with 0 the broker is busy with requests of a single event.
+_LATENCY = {"linger.ms": 1, "compression.type": "none"}
 _CATCHING_UP = {
     "fetch.min.bytes": 100_000,
     "fetch.max.bytes": 50_000_000,

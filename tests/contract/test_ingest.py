@@ -245,14 +245,14 @@ def test_a_lease_that_ran_out_is_no_reason_to_stop_if_nobody_took_over(store: hw
 
 
 def test_one_elsewhere_is_waited_for_until_its_lease_runs_out(store: hw.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = Background(store, folder, lease=1.5)
+    first = Background(store, folder, lease=6.0)
     first.wait_for()
     # Seen from another host nobody knows whether it runs: it does, and renews its transaction.
     monkeypatch.setattr("headwater.ingest.holder._host", lambda: "elsewhere")
     said: list[str] = []
     with pytest.raises(hw.ConflictError, match="already"):
-        ingest(store, folder, STREAM, notice=said.append, lease=1.5)
-    assert "waiting up to 2 s for a sign of life" in said[0]
+        ingest(store, folder, STREAM, notice=said.append, lease=6.0)
+    assert "waiting up to 6 s for a sign of life" in said[0]
     first.end()
     assert first.error is None
 

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 import headwater as hw
 import headwater.spark
-from tests.spark.pipelines import FAST, SINK, Lab
+from tests.spark.pipelines import FAST, SINK, Lab, wait_for_batch
 
 COUNTS = "t/counts"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -47,7 +47,10 @@ def main(url: str, folder: str, is_last: bool, counts: bool) -> None:
     if counts:
         counted = source.groupBy("name").transformWithState(CountByName(), "name string, n long", "Update", "None")
         writers.append(lab.sink(counted, "count", table=COUNTS, key="name", create="true"))
-    queries = [(writer.trigger(availableNow=True) if is_last else writer).start() for writer in writers]
+    queries = []
+    for writer in writers:
+        queries.append((writer.trigger(availableNow=True) if is_last else writer).start())
+        wait_for_batch(queries[-1])
     for query in queries:
         query.awaitTermination()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,15 @@ def finish(writer: DataStreamWriter) -> StreamingQuery:
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return query
+
+
+def wait_for_batch(query: StreamingQuery) -> None:
+    """Wait for a query's first batch. Two that start in one session at the same moment may break each other in Spark 4.3.
+
+    (java.io.OptionalDataException: they share a map of environment variables, which one serializes while the other adds to it.)
+    """
+    while query.isActive and query.lastProgress is None:
+        time.sleep(0.02)
 
 
 def rows_read(query: StreamingQuery) -> list[int]:

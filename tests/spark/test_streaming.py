@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import headwater as hw
 import headwater.spark
-from tests.spark.pipelines import SINK, SOURCE, Lab, check_order, finish, forget_commits, rows_read
+from tests.spark.pipelines import SINK, SOURCE, Lab, check_order, finish, forget_commits, rows_read, wait_for_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -112,6 +112,7 @@ def test_two_queries_read_one_stream_each_at_its_own_pace(lab: Lab) -> None:
     lab.create()
     lab.fill(0, 100)
     first = lab.sink(lab.source(max_events_per_batch=30), "c1", stream="t/one", create="true").trigger(availableNow=True).start()
+    wait_for_batch(first)
     second = lab.sink(lab.source(), "c2", stream="t/two", create="true").trigger(availableNow=True).start()
     first.awaitTermination()
     second.awaitTermination()

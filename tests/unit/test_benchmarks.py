@@ -16,7 +16,8 @@ from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
+# Those of Spark start a session each.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name.startswith("spark") else name for name in BENCHMARKS])
 def test_every_benchmark_gives_figures(name: str, tmp_path: Path) -> None:
     results = list(BENCHMARKS[name](Bench(TINY, tmp_path, [Catalog("SQLite")])))
     assert results
