@@ -21,15 +21,14 @@ help:
 demo: $(VENV)
 	@.venv/bin/headwater demo
 
-# Two at a time: most tests wait for the disk, for other processes or for a clock.
 test: lint
-	$(PYTEST) -m "not long" -n 2 --dist loadgroup
+	$(PYTEST) -m "not long"
 
 test-quick: $(VENV)
 	$(PYTEST) -m "not slow and not long" -k "not postgresql" tests/unit tests/contract
 
 test-long: $(VENV)
-	$(PYTEST) --long --timeout 1800 -n 2 --dist loadgroup
+	$(PYTEST) --long --timeout 1800
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks
