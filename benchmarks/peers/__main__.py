@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -31,7 +32,8 @@ PEERS: dict[str, tuple[Peer, Sequence[str]]] = {
     "kafka": (KafkaPeer(), tuple(JOBS)),
     "kafka-synced": (KafkaPeer(synced=True), _WRITING),
     "redis": (RedisPeer(), tuple(JOBS)),
-    "nats": (NatsPeer(), tuple(JOBS)),
+    # Its Python client has no transactions.
+    "nats": (NatsPeer(), ("write", "bulk", "read", "latency")),
     "nats-synced": (NatsPeer(synced=True), ("write", "bulk")),
     "pravega": (PravegaPeer(), tuple(JOBS)),
     "parquet": (FilesPeer("Parquet"), ("bulk",)),
@@ -71,6 +73,8 @@ def main(
 ) -> None:
     """Measure headwater beside Kafka, Redis, NATS, Pravega, and Spark on files."""
     progress = Console(stderr=True)
+    # So that the servers end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     sizes = QUICK if quick else DEFAULT

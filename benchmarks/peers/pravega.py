@@ -45,7 +45,8 @@ class PravegaPeer:
             f"-Dsinglenode.configurationFile={settings}",
             f"-Djava.io.tmpdir={folder}",
         ]
-        command = [java(), "-Xmx2G", "-XX:MaxDirectMemorySize=2G", *options, "-cp", classes, "io.pravega.local.LocalPravegaEmulator"]
+        # All it is ever given stays in this memory, and it stands still when that is full.
+        command = [java(), "-Xmx6G", "-XX:MaxDirectMemorySize=4G", *options, "-cp", classes, "io.pravega.local.LocalPravegaEmulator"]
         client = PravegaClient(controller)
         with started_server(command, folder, lambda: listens(controller) and listens(segments)) as pid:
             client.manager().create_scope(_SCOPE)

@@ -12,7 +12,7 @@ from tests.crash.txn_workers import obey_transactions
 pytestmark = pytest.mark.slow
 
 IN, OUT, TABLE = "fence/in", "fence/out", "fence/table"
-LEASE_SECONDS = 0.3
+LEASE_SECONDS = 1.0
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_process_stopped_past_its_lease_commits_nothing(place: Place, store: h
 @pytest.mark.parametrize("failpoint", ["txn.stored", "txn.staged"])
 def test_a_process_stopped_past_its_lease_while_it_stages_adds_nothing(place: Place, store: hw.Store, crew: Crew, failpoint: str) -> None:
     with store:
-        zombie, id = _begin(crew, place)
+        zombie, id = _begin(crew, place, lease=5.0)
         zombie.ask("write", OUT, ["." * 100_000])
         zombie.ask("arm", f"{failpoint}=stop")
         zombie.tell(("flush",))
