@@ -40,6 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
     # Quick ones first: a mistake shows early.
     items.sort(key=_rank)
+    for item in items:
+        if "spark" in item.path.parts:
+            # With `pytest -n`, one process has Spark's session for all.
+            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, bool]:

@@ -221,7 +221,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "place", "reason"), BAD)
+@pytest.mark.parametrize(("name", "data", "place", "reason"), BAD, ids=[f"{case[0]}: {case[3]}" for case in BAD])
 def test_a_bad_row_is_named_and_nothing_of_its_transaction_is_stored(
     store: hw.Store, rows: hw.Stream, tmp_path: Path, name: str, data: bytes, place: str, reason: str
 ) -> None:
@@ -236,7 +236,7 @@ def test_a_bad_row_is_named_and_nothing_of_its_transaction_is_stored(
     assert not store.transactions(only_open=True), "nothing is left open"
 
 
-@pytest.mark.parametrize(("name", "data", "place", "reason"), BAD)
+@pytest.mark.parametrize(("name", "data", "place", "reason"), BAD, ids=[f"{case[0]}: {case[3]}" for case in BAD])
 def test_bad_rows_go_to_a_stream_of_their_own(
     store: hw.Store, rows: hw.Stream, tmp_path: Path, name: str, data: bytes, place: str, reason: str
 ) -> None:
@@ -274,6 +274,7 @@ def test_good_rows_around_bad_ones_keep_their_order_wherever_a_transaction_ends(
         ("a.avro", b"no avro at all", "can't be read"),
         ("a.avro", write_avro(ROWS * 1000)[:-40], "can't be read"),
     ],
+    ids=["gzip cut off", "zstd cut off", "no gzip", "no Parquet", "Parquet cut off", "no Avro", "Avro cut off"],
 )
 def test_a_damaged_file_ends_it_and_nothing_of_it_is_stored(
     store: hw.Store, rows: hw.Stream, tmp_path: Path, name: str, data: bytes, said: str
