@@ -33,8 +33,7 @@ class ByteWriter(LaneWriter):
             with self._lane.lock:
                 if self._lane.error is not None:
                     raise self._lane.error
-                run = self._lane.run or self._lane.begin_run()
-                run.values.append(piece)
+                run, _ = self._lane.put(piece, None)
                 run.size += len(piece)
                 if run.size >= RUN_BYTES:
                     self._lane.close_run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -24,50 +25,86 @@ from headwater.runtime import clock
 from headwater.segments.block import Chunk
 from headwater.segments.engine import check_time
 from headwater.segments.flush import Flusher
-from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, RUN_BYTES, RUN_EVENTS, Lane, Run, StreamRef
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, RUN_BYTES, SMALL_BYTES, Lane, Run, StreamRef
 
 #: The times that a datetime can have.
 _FIRST_TIME = clock.from_datetime(datetime.min.replace(tzinfo=UTC))
 _LAST_TIME = clock.from_datetime(datetime.max.replace(tzinfo=UTC))
+#: Events are put into a run without a lock (see headwater.segments.lanes), which needs the interpreter's.
+_HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-class Ack(tuple[Any, ...]):
+class _NoLane:
+    """Of writers that check each event, or are closed: there is no run to put events into unseen."""
+
+    run: Run | None = None
+
+
+_NO_LANE = _NoLane()
+
+
+class Ack:
     """The promise of a write. `result` waits until it is durable and readable."""
 
-    # (run, index, what makes the result): a tuple for the same reason as Event.
-    __slots__ = ()
+    __slots__ = ("_index", "_run")
+
+    #: What it waits for; None if there is nothing to wait for.
+    _run: Run | None
+    #: Which event of the run; None for a duplicate.
+    _index: int | None
 
     @property
     def duplicate(self) -> bool:
         """Whether a named writer had been given this number before: nothing was stored again."""
-        return bool(self[1] is None)
+        return self._index is None
 
     @property
     def done(self) -> bool:
-        run: Run | None = self[0]
-        return run is None or run.ended
+        return self._run is None or self._run.ended
 
     def result(self, timeout: float | None = None) -> Any:
         """A `Position`; for a batch a list of `SegmentRange`; for a duplicate None.
 
         Raises what went wrong. After UnavailableError or TimeoutError the event is still buffered: ask again.
         """
-        run: Run | None = self[0]
-        if run is None:
-            return self[2]  # a duplicate's, or an empty batch's
-        if not run.ended:
-            run.lane.flusher.wait_for(run, timeout)
-        if run.error is not None:
-            raise run.error
-        if self[1] is None:
-            return None
-        if self[2] is not None:
-            return self[2](run)
-        assert run.placement is not None
-        return run.placement.position(run.offset + self[1])
+        run = self._run
+        if run is not None:
+            if not run.ended:
+                run.lane.flusher.wait_for(run, timeout)
+            if run.error is not None:
+                raise run.error
+        return None if self._index is None else self._place(run, self._index)
+
+    def _place(self, run: Run | None, index: int) -> Any:
+        assert run is not None and run.placement is not None
+        return run.placement.position(run.offset + index)
 
     def __repr__(self) -> str:
         return f"<Ack {'done' if self.done else 'pending'}{', duplicate' if self.duplicate else ''}>"
+
+
+class _BatchAck(Ack):
+    """The ack of a batch: its runs' ranges."""
+
+    __slots__ = ("_ranges",)
+
+    _ranges: Callable[[], list[SegmentRange]]
+
+    def _place(self, run: Run | None, index: int) -> Any:
+        return self._ranges()
+
+
+def _ack(run: Run | None, index: int | None) -> Ack:
+    ack = Ack()
+    ack._run, ack._index = run, index
+    return ack
+
+
+def _batch_ack(run: Run | None, ranges: Callable[[], list[SegmentRange]]) -> Ack:
+    """The ack of a batch whose last run this is."""
+    ack = _BatchAck()
+    ack._run, ack._index, ack._ranges = run, 0, ranges
+    return ack
 
 
 class EventCheck:
@@ -107,8 +144,8 @@ class Writer(LaneWriter):
         self._noted_us: int | None = None
         self._noted_at = float("-inf")
         self._note_name = lane.writer or uuid4().hex
-        #: Whether an event of bytes needs no more than to be added to the lane: an anonymous, open writer of opaque events.
-        self._is_plain = stream.is_opaque and lane.writer is None
+        #: The lane whose open run takes small events of bytes as they are: the own one of an anonymous, open writer of opaque events.
+        self._plain_lane: Lane | _NoLane = lane if stream.is_opaque and lane.writer is None and _HAS_GIL else _NO_LANE
         self._check = EventCheck(stream)
 
     @property
@@ -136,26 +173,22 @@ class Writer(LaneWriter):
         """
         # The hot path, for bytes in an open run: nothing here but what each event needs.
         if (
-            self._is_plain
-            and type(value) is bytes
+            type(value) is bytes
+            and len(value) <= SMALL_BYTES
             and (key is None or (type(key) is bytes and len(key) <= KEY_BYTES))
             and time is None
             and number is None
         ):
-            size = len(value)
-            lane = self._lane
-            if size <= EVENT_BYTES:
-                with lane.lock:
-                    run = lane.run
-                    if run is not None:
-                        values = run.values
-                        index = len(values)
-                        values.append(value)
-                        run.keys.append(key)
-                        run.size = size = run.size + size + EVENT_OVERHEAD_BYTES
-                        if size >= RUN_BYTES or index >= RUN_EVENTS:
-                            lane.close_run()
-                        return Ack((run, index, None))
+            run = self._plain_lane.run
+            if run is not None:
+                # As in `Run.put`, without the call.
+                for index in run.places:
+                    run.keys[index] = key
+                    run.values[index] = value
+                    ack = Ack()
+                    ack._run = run
+                    ack._index = index
+                    return ack
         return self._write_slowly(*self._check(value, key, time), time, number)
 
     def _write_slowly(self, value: Any, key: bytes | None, size: int, time: datetime | None, number: int | None) -> Ack:
@@ -170,19 +203,16 @@ class Writer(LaneWriter):
                 raise lane.error
             number = self._next_number(number)
             if number is not None and number <= lane.given_number:
-                return Ack((lane.last_run, None, None))
-            run = lane.run or lane.begin_run()
+                return _ack(lane.last_run, None)
+            run, index = lane.put(value, key)
             if time is not None:
-                run.times[len(run.values)] = time
-            run.values.append(value)
-            run.keys.append(key)
-            run.size += size + EVENT_OVERHEAD_BYTES
+                run.times[index] = time
             if number is not None:
                 run.last_number = lane.given_number = number
-            index = len(run.values) - 1
-            if run.size >= RUN_BYTES or index >= RUN_EVENTS:
+            run.size += size + EVENT_OVERHEAD_BYTES
+            if run.size >= RUN_BYTES:
                 lane.close_run()
-            return Ack((run, index, None))
+            return _ack(run, index)
 
     def _next_number(self, number: int | None) -> int | None:
         if not self._named:
@@ -205,7 +235,7 @@ class Writer(LaneWriter):
         chunk = batch_chunk(batch, key, self._stream)
         size = chunk.columns.nbytes + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
         if chunk.count == 0:
-            return Ack((None, 0, [])) if number is None else self._write_empty(number)
+            return _batch_ack(None, list) if number is None else self._write_empty(number)
         if size > BATCH_BYTES:
             if self._named:
                 raise InvalidRequestError(
@@ -219,11 +249,11 @@ class Writer(LaneWriter):
                 raise lane.error
             given = self._next_number(number)
             if given is not None and given <= lane.given_number:
-                return Ack((lane.last_run, None, None))
+                return _ack(lane.last_run, None)
             run = lane.add_chunk(chunk, size, given or 0)
             if given is not None:
                 lane.given_number = given
-        return Ack((run, 0, self._ranges))
+        return _batch_ack(run, lambda: self._ranges([run]))
 
     def _write_empty(self, number: int) -> Ack:
         raise InvalidRequestError(f"the batch with number {number} has no rows: there is nothing to store")
@@ -239,13 +269,15 @@ class Writer(LaneWriter):
                 if self._lane.error is not None:
                     raise self._lane.error
                 runs.append(self._lane.add_chunk(piece, size * piece.count // chunk.count, 0))
-        return Ack((runs[-1], 0, lambda _: [found for run in runs for found in self._ranges(run)]))
+        return _batch_ack(runs[-1], lambda: self._ranges(runs))
 
-    def _ranges(self, run: Run) -> list[SegmentRange]:
-        if run.error is not None:
-            raise run.error
-        assert run.placement is not None
-        found = run.placement.ranges(run.offset, run.offset + run.count)
+    def _ranges(self, runs: list[Run]) -> list[SegmentRange]:
+        found: list[tuple[int, int, int]] = []
+        for run in runs:
+            if run.error is not None:
+                raise run.error
+            assert run.placement is not None
+            found += run.placement.ranges(run.offset, run.offset + run.count)
         return [SegmentRange(self._store, self._stream.name, segment, start, end, self._stream.id) for segment, start, end in found]
 
     def note_time(self, time: datetime) -> None:
@@ -275,13 +307,13 @@ class Writer(LaneWriter):
             if self._noted_us is not None:
                 self._store_note()
                 self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
-            self._is_plain = False
+            self._plain_lane = _NO_LANE
             super().close()
             if self._named:
                 self._flusher.forget(self._lane)
 
     def abandon(self) -> None:
-        self._is_plain = False
+        self._plain_lane = _NO_LANE
         super().abandon()
 
 

@@ -780,6 +780,53 @@ def test_events_of_one_key_keep_their_order_across_splits_and_merges(store: hw.S
     assert all(found == sorted(found) for found in by_key.values())
 
 
+def test_threads_that_change_at_every_turn_lose_nothing_and_get_the_right_acks(local_store: hw.Store) -> None:
+    """Events are put into an open run without a lock, while flushes close it: each ack points at its own event."""
+    stream = local_store.create_stream("a/x", scaling=hw.Scaling.fixed(4))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with stream.writer() as writer, ThreadPoolExecutor(5) as pool:
+            ended = threading.Event()
+
+            def write(thread: int) -> list[tuple[hw.Ack, bytes]]:
+                given = [b"%d-%d" % (thread, number) for number in range(3000)]
+                return [(writer.write(value, key=value), value) for value in given]
+
+            def flush() -> None:
+                while not ended.is_set():
+                    writer.flush()
+
+            flushing = pool.submit(flush)
+            try:
+                acks = [found for future in [pool.submit(write, thread) for thread in range(4)] for found in future.result()]
+            finally:
+                ended.set()
+            flushing.result()
+            expected = {ack.result(WAIT_SECONDS): value for ack, value in acks}
+    finally:
+        sys.setswitchinterval(before)
+    assert len(expected) == 12_000
+    assert {event.position: event.value for event in stream.read()} == expected
+
+
+def test_a_flush_waits_for_a_thread_that_has_a_place_and_has_not_filled_it(local_store: hw.Store) -> None:
+    """As a debugger can stop one there: the event is neither lost nor stored as nothing."""
+    stream = local_store.create_stream("a/x")
+    with stream.writer() as writer:
+        writer.write(b"0").result(WAIT_SECONDS)
+        with blocked(local_store):
+            acks = [writer.write(b"%d" % number) for number in range(1, 4)]
+            run = writer._lane.run
+            assert run is not None
+            place = next(run.places)
+        with pytest.raises(TimeoutError):
+            acks[0].result(0.2)
+        run.values[place] = b"4"
+        acks[0].result(WAIT_SECONDS)
+    assert values(stream) == [b"0", b"1", b"2", b"3", b"4"]
+
+
 def test_many_threads_share_one_writer(store: hw.Store) -> None:
     stream = store.create_stream("a/x", scaling=hw.Scaling.fixed(2))
     with stream.writer() as writer, ThreadPoolExecutor(4) as pool:

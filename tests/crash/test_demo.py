@@ -50,7 +50,7 @@ def run_demo(folder: Path, *arguments: str, seconds: float = 110.0) -> subproces
 @pytest.mark.slow
 def test_the_demo_holds_through_kills_and_a_split(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    done = run_demo(folder, "--no-spark", "--files", "6", "--events", "200", "--kills", "3", "--rate", "1500", "--seed", "7")
+    done = run_demo(folder, "--no-spark", "--files", "6", "--events", "200", "--kills", "3", "--rate", "500", "--seed", "7")
     said = [line.strip() for line in done.stdout.splitlines()]
     for line in (
         "1,200 of 1,200 events stored",

@@ -19,7 +19,7 @@ from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
-from headwater.segments.pending import PendingFlush, PendingPart, Session, encode_part
+from headwater.segments.pending import PendingFlush, PendingPart, Session
 from headwater.segments.routing import Router
 
 #: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones.
@@ -240,7 +240,7 @@ class Flusher:
         return waiting >= (_OVERLAP_BYTES_LOCAL if local else _OVERLAP_BYTES_REMOTE)
 
     def _gather(self) -> PendingFlush | None:
-        """Take the oldest runs of the lanes that have any, up to a flush's size, and encode them."""
+        """Take the oldest runs of the lanes that have any, up to a flush's size."""
         with self._mutex:
             lanes = list(self._active)
             self._active.clear()
@@ -255,7 +255,7 @@ class Flusher:
             if not runs:
                 continue
             try:
-                parts.append(self._encode(lane, runs))
+                parts.append(self._make_part(lane, runs))
             except UnavailableError as error:
                 failure = error
                 lane.put_back(runs)
@@ -272,28 +272,27 @@ class Flusher:
             self._active = {**dict.fromkeys(left), **self._active}
         if failure is not None and not parts:
             raise failure
-        failpoints.reach("append.encoded")
         return PendingFlush(parts) if parts else None
 
-    def _encode(self, lane: Lane, runs: list[Run]) -> PendingPart:
+    def _make_part(self, lane: Lane, runs: list[Run]) -> PendingPart:
         if lane.error is not None:
             raise lane.error
         self._turn += 1
-        return encode_part(lane, runs, self._router.route(lane.stream), self._turn)
+        return PendingPart(lane, runs, self._router.route(lane.stream), self._turn)
 
     def _begin_storing(self, flush: PendingFlush) -> None:
-        """Write the blocks to storage, unless they are so few that they go into the commit itself."""
+        """Encode the runs and write the blocks to storage, unless they are so few that they go into the commit itself."""
         flush.begun = False
         flush.task = None
         flush.catalog_flush = None
-        if sum(part.length for part in flush.parts) <= INLINE_BYTES:
+        if sum(part.size for part in flush.parts) <= INLINE_BYTES and sum(part.length for part in flush.parts) <= INLINE_BYTES:
+            failpoints.reach("append.encoded")
             flush.begun = True
             return
         session = self._live_session()
-        buffers, footer = flush.buffers()
         index = session.reserve()
         flush.begun = True
-        flush.task = self._engine.workers.submit(lambda: session.store(index, buffers, footer), self._wake_after_store)
+        flush.task = self._engine.workers.submit(lambda: _encode_and_store(flush, session, index), self._wake_after_store)
 
     def _wake_after_store(self) -> None:
         with self._mutex:
@@ -357,7 +356,7 @@ class Flusher:
         stored: list[Run] = []
         for part, result in zip(flush.parts, results, strict=True):
             if isinstance(result, Stored):
-                placement = Placement(tuple(segment for segment, _ in part.blocks), result.firsts, part.which)
+                placement = Placement(tuple(segment for segment, _ in part.encode()), result.firsts, part.which)
                 for run in part.runs:
                     part.lane.stored_number = max(part.lane.stored_number, run.last_number)
                     run.end(placement, None)
@@ -385,6 +384,10 @@ class Flusher:
                     other.begun = other.task is None
                 raise
             failpoints.reach("append.stored")
+        for part in list(flush.parts):
+            if part.error is not None:
+                flush.parts.remove(part)
+                self._fail_lane(part.lane, _known(part.error), self._take_out(part.lane, part.runs))
         if not flush.parts:
             self._inflight.popleft()
             return False
@@ -392,14 +395,8 @@ class Flusher:
         return True
 
     def _handle_refusal(self, part: PendingPart, refusal: Refused) -> None:
-        # Newer events of the lane that are in flight already must not overtake these: they are taken out of their flushes.
-        runs = list(part.runs)
-        for flush in self._inflight:
-            for other in [other for other in flush.parts if other.lane is part.lane]:
-                runs += other.runs
-                flush.parts.remove(other)
-            flush.catalog_flush = None
         lane = part.lane
+        runs = self._take_out(lane, part.runs)
         if refusal.reason == "fenced":
             self._fail_lane(
                 lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs
@@ -415,6 +412,18 @@ class Flusher:
             with self._mutex:
                 self._active = {lane: None, **self._active}
 
+    def _take_out(self, lane: Lane, runs: list[Run]) -> list[Run]:
+        """These runs, with the lane's newer ones that are in flight already: they must not overtake, so they leave their flushes."""
+        runs = list(runs)
+        for flush in self._inflight:
+            for other in [other for other in flush.parts if other.lane is lane]:
+                if flush.task is not None:
+                    flush.task.wait()
+                runs += other.runs
+                flush.parts.remove(other)
+            flush.catalog_flush = None
+        return runs
+
     def _fail_lane(self, lane: Lane, error: HeadwaterError, runs: list[Run]) -> None:
         self._release(lane.fail(error, runs))
         self.forget(lane)
@@ -423,6 +432,13 @@ class Flusher:
         with self._mutex:
             self._buffered_bytes -= sum(run.size for run in runs)
             self._condition.notify_all()
+
+
+def _encode_and_store(flush: PendingFlush, session: Session, index: int) -> tuple[int, str, int] | None:
+    """Where the blocks are; None if there are none, since none of the parts can be stored."""
+    buffers, footer = flush.buffers()
+    failpoints.reach("append.encoded")
+    return session.store(index, buffers, footer) if buffers else None
 
 
 def _known(error: Exception) -> HeadwaterError:

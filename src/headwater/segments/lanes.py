@@ -1,6 +1,10 @@
 """Lanes: the events of one writer on their way to a flush, in order, in runs that end together.
 
-A run is what acks point at: while it is open events are added to Python lists; then it becomes one Arrow chunk.
+A run is what acks point at: while it is open events are put into Python lists; then it becomes one Arrow chunk.
+
+Threads put events into an open run without a lock: `for index in run.places` takes a place, and the lines after it fill it. Python
+changes threads, and handles signals, only at calls and jumps, of which there is none in between; and closing a run takes all the
+places that are left in one call. So an event is in the run that was closed, or finds no place and goes to the next one.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from datetime import datetime
+from time import sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,9 +27,13 @@ from headwater.segments.block import Chunk
 if TYPE_CHECKING:
     from headwater.segments.flush import Flusher
 
-#: An open run is closed at this size, so that counting against the process's limit is done per run and not per event.
+#: An open run is closed at one of these, so that counting against the process's limit is done per run and not per event.
 RUN_BYTES = 1 * MIB
-RUN_EVENTS = 16384
+RUN_EVENTS = 8192
+#: The places of a run after one that was not full: making and closing it costs little.
+_FEW_EVENTS = 64
+#: An event that is put into a run without a look at the run's size.
+SMALL_BYTES = 1024
 #: What an event costs in memory beside its bytes.
 EVENT_OVERHEAD_BYTES = 64
 
@@ -73,12 +82,29 @@ class Placement:
 class Run:
     """Events of one lane that become durable together. Ended when `placement` or `error` is set."""
 
-    __slots__ = ("chunk", "count", "error", "keys", "lane", "last_number", "offset", "placement", "size", "times", "values")
+    __slots__ = (
+        "chunk",
+        "count",
+        "error",
+        "keys",
+        "lane",
+        "last_number",
+        "offset",
+        "placement",
+        "places",
+        "size",
+        "times",
+        "unused",
+        "values",
+    )
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, room: int) -> None:
         self.lane = lane
-        self.values: list[Any] = []
-        self.keys: list[bytes | None] = []
+        #: Of an open run: the places that are not taken yet.
+        self.places = iter(range(room))
+        self.unused: list[int] = []
+        self.values: list[Any] = [None] * room
+        self.keys: list[bytes | None] = [None] * room
         self.times: dict[int, datetime] = {}
         self.chunk: Chunk | None = None
         self.count = 0
@@ -92,11 +118,32 @@ class Run:
     def ended(self) -> bool:
         return self.placement is not None or self.error is not None
 
+    def put(self, value: Any, key: bytes | None) -> int | None:
+        """Add an event; returns its index, or None if there is no place left."""
+        for index in self.places:
+            self.keys[index] = key
+            self.values[index] = value
+            return index
+        return None
+
+    def close(self) -> None:
+        """Take no more events. The caller holds the lane's lock."""
+        # No call in this line, and the others may be repeated: a Ctrl-C may end any of them.
+        self.unused = [*self.unused, *self.places]
+        if self.chunk is not None:
+            return
+        if self.unused:
+            del self.values[self.unused[0] :], self.keys[self.unused[0] :]
+        self.count = len(self.values)
+        if self.lane.stream.is_opaque and self.lane.stream.kind == "events":
+            self.size = sum(map(len, filter(None, self.values))) + EVENT_OVERHEAD_BYTES * self.count
+
     def freeze(self) -> None:
         """Turn the collected events into one chunk. A byte stream's stay a list of bytes."""
         if self.chunk is not None or self.lane.stream.kind == "bytes":
             return
-        self.count = len(self.values)
+        while self.lane.stream.is_opaque and None in self.values:
+            sleep(0.001)  # A debugger, say, stopped a thread between taking its place and filling it.
         self.chunk = make_chunk(self.lane.stream, self.values, self.keys, self.times)
         self.values, self.keys, self.times = [], [], {}
 
@@ -152,29 +199,43 @@ class Lane:
         self.run: Run | None = None
         self.queue: deque[Run] = deque()
         self.last_run: Run | None = None
+        self._room = _FEW_EVENTS
 
-    def begin_run(self) -> Run:
-        """Open a run, which the caller fills while it holds the lane's lock."""
+    def put(self, value: Any, key: bytes | None) -> tuple[Run, int]:
+        """Add an event; returns its run and its index there. The caller holds the lane's lock."""
+        run = self.run
+        index = run.put(value, key) if run is not None else None
+        if run is None or index is None:
+            self.close_run()
+            run = self._begin_run(self._room)
+            index = run.put(value, key)
+        assert index is not None
+        return run, index
+
+    def _begin_run(self, room: int) -> Run:
         if self.error is not None:
             raise self.error
         # In this order: a Ctrl-C may come while this waits for the flusher, and a run that was never announced would wait for ever. The
         # flusher can't look too early, since the caller holds the lane's lock.
         self.flusher.activate(self)
-        run = self.run = self.last_run = Run(self)
+        run = self.run = self.last_run = Run(self, room)
         return run
 
     def close_run(self) -> None:
         """Close the open run, if there is one. The caller holds the lane's lock."""
-        run, self.run = self.run, None
+        run = self.run
         if run is not None:
-            # Queued before it is counted, and never twice: a Ctrl-C may come while `account` waits.
+            run.close()
+            self._room = RUN_EVENTS if run.count >= _FEW_EVENTS else _FEW_EVENTS
+            # Queued before it is counted, and once, with no call in between: a Ctrl-C may come in any, and while `account` waits.
+            self.run = None
             self.queue.append(run)
             self.flusher.account(run.size)
 
     def add_chunk(self, chunk: Chunk, size: int, number: int) -> Run:
         """Add a whole batch as a run of its own. The caller holds the lane's lock."""
         self.close_run()
-        run = self.begin_run()
+        run = self._begin_run(0)
         run.chunk, run.count, run.size, run.last_number = chunk, chunk.count, size, number
         self.close_run()
         return run

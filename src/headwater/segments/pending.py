@@ -63,18 +63,35 @@ class Session:
 
 
 class PendingPart:
-    """Runs of one lane on their way, encoded for the segments of one epoch."""
+    """Runs of one lane on their way to the segments of one epoch."""
 
-    def __init__(self, lane: Lane, runs: list[Run], blocks: list[tuple[int, EncodedBlock]], which: Any) -> None:
+    def __init__(self, lane: Lane, runs: list[Run], route: Route, turn: int) -> None:
         self.lane = lane
         self.runs = runs
-        self.blocks = blocks
-        self.which = which
+        self._route = route
+        self._turn = turn
+        #: One block for each segment the runs go to; and which of those each event went to, None if there is one.
+        self.blocks: list[tuple[int, EncodedBlock]] | None = None
+        self.which: Any = None
+        self.error: Exception | None = None
         self.offset = 0
 
     @property
+    def size(self) -> int:
+        return sum(run.size for run in self.runs)
+
+    @property
     def length(self) -> int:
-        return sum(_padded(block.length) for _, block in self.blocks)
+        return sum(_padded(block.length) for _, block in self.encode())
+
+    def encode(self) -> list[tuple[int, EncodedBlock]]:
+        """The blocks, made on first use; none if the runs can't be stored; `error` says why."""
+        if self.blocks is None:
+            try:
+                self.blocks, self.which = _encode(self.lane, self.runs, self._route, self._turn)
+            except Exception as error:
+                self.blocks, self.error = [], error
+        return self.blocks
 
 
 class PendingFlush:
@@ -84,7 +101,7 @@ class PendingFlush:
         self.parts = parts
         #: False: its bytes are yet to be handed to the present session.
         self.begun = False
-        self.task: Task[tuple[int, str, int]] | None = None
+        self.task: Task[tuple[int, str, int] | None] | None = None
         self.catalog_flush: Flush | None = None
 
     def buffers(self) -> tuple[list[Any], bytes]:
@@ -93,7 +110,7 @@ class PendingFlush:
         contents, at = [], 0
         for part in self.parts:
             part.offset = at
-            for segment, block in part.blocks:
+            for segment, block in part.encode():
                 contents.append([part.lane.stream.id, segment, at, block.length, block.count])
                 buffers += block.buffers
                 if block.length % 8:
@@ -108,7 +125,7 @@ class PendingFlush:
         for pending in self.parts:
             lane = pending.lane
             appends, at = [], pending.offset
-            for segment, block in pending.blocks:
+            for segment, block in pending.encode():
                 if place is None:
                     append = Append(segment, block.count, block.length, block.crc, None, 0, block.to_bytes())
                 else:
@@ -125,14 +142,13 @@ def _padded(length: int) -> int:
     return length + -length % 8
 
 
-def encode_part(lane: Lane, runs: list[Run], route: Route, turn: int) -> PendingPart:
-    """A lane's runs as one block for each segment they go to."""
+def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[tuple[int, EncodedBlock]], Any]:
     offset = 0
     if lane.stream.kind == "bytes":
         for run in runs:
             run.count, run.offset = run.size, offset
             offset += run.count
-        return PendingPart(lane, runs, [(route.numbers[0], _raw_block(runs))], None)
+        return [(route.numbers[0], _raw_block(runs))], None
     if lane.stream.is_opaque and _are_few(runs):
         return _encode_few(lane, runs, route, turn)
     chunks = []
@@ -143,25 +159,25 @@ def encode_part(lane: Lane, runs: list[Run], route: Route, turn: int) -> Pending
         offset += run.count
         chunks.append(run.chunk)
     spread, which = route.spread(chunks, turn)
-    blocks = [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread]
-    return PendingPart(lane, runs, blocks, which)
+    return [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread], which
 
 
-def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> PendingPart:
+def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[tuple[int, EncodedBlock]], Any]:
     values: list[bytes] = []
     keys: list[bytes | None] = []
     for run in runs:
-        run.offset, run.count = len(values), len(run.values)
+        run.offset = len(values)
         values += run.values
         keys += run.keys
     spread, which = route.spread_few(values, keys, turn)
-    blocks = [(segment, encode_few(some, their_keys, lane.stream.schema_version)) for segment, some, their_keys in spread]
-    return PendingPart(lane, runs, blocks, which)
+    return [(segment, encode_few(some, their_keys, lane.stream.schema_version)) for segment, some, their_keys in spread], which
 
 
 def _are_few(runs: list[Run]) -> bool:
     """Whether these are a few events, given one by one, that need no arrays."""
-    return sum(len(run.values) for run in runs) <= FEW_EVENTS and all(run.chunk is None and not run.times for run in runs)
+    return sum(run.count for run in runs) <= FEW_EVENTS and all(
+        run.chunk is None and not run.times and None not in run.values for run in runs
+    )
 
 
 def _raw_block(runs: list[Run]) -> EncodedBlock:

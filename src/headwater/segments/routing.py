@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
@@ -35,20 +34,31 @@ class Route:
             return [(self.numbers[0], chunks)], None
         if all(chunk.keys is None for chunk in chunks):
             return [(self.numbers[turn % len(self.numbers)], chunks)], None
-        chunk = chunks[0] if len(chunks) == 1 else _joined(chunks)
-        assert chunk.keys is not None
-        place = np.searchsorted(self._starts, hash_keys(chunk.keys), side="right") - 1
+        found: dict[int, list[Chunk]] = {}
+        places = []
+        for chunk in chunks:
+            place = self._places(chunk, turn % len(self.numbers))
+            places.append(place)
+            counts = np.bincount(place, minlength=len(self.numbers))
+            # A stable sort of 16-bit numbers is a radix sort.
+            ordered = chunk.take(np.argsort(place, kind="stable"))
+            ends = np.cumsum(counts)
+            for index in np.flatnonzero(counts).tolist():
+                end = int(ends[index])
+                found.setdefault(index, []).append(ordered.slice(end - int(counts[index]), end))
+        used = sorted(found)
+        rank = np.zeros(len(self.numbers), dtype=np.uint16)
+        rank[used] = np.arange(len(used))
+        return [(self.numbers[index], found[index]) for index in used], rank[np.concatenate(places)]
+
+    def _places(self, chunk: Chunk, own: int) -> Any:
+        """Which of the segments each event goes to; those without a key to our own."""
+        if chunk.keys is None:
+            return np.full(chunk.count, own, dtype=np.uint16)
+        place = (np.searchsorted(self._starts, hash_keys(chunk.keys), side="right") - 1).astype(np.uint16)
         if chunk.keys.null_count:
-            place[chunk.keys.is_null().to_numpy(zero_copy_only=False)] = turn % len(self.numbers)
-        order = np.argsort(place, kind="stable")
-        used, firsts = np.unique(place[order], return_index=True)
-        sorted_chunk = chunk.take(order)
-        bounds = [*firsts.tolist(), chunk.count]
-        found = [
-            (self.numbers[index], [sorted_chunk.slice(start, end)])
-            for index, start, end in zip(used.tolist(), bounds, bounds[1:], strict=False)
-        ]
-        return found, np.searchsorted(used, place).astype(np.uint16)
+            place[chunk.keys.is_null().to_numpy(zero_copy_only=False)] = own
+        return place
 
     def spread_few(
         self, values: list[bytes], keys: list[bytes | None], turn: int
@@ -65,16 +75,6 @@ class Route:
             for place, indices in zip(used, chosen, strict=True)
         ]
         return found, np.array([used.index(place) for place in places], dtype=np.uint16)
-
-
-def _joined(chunks: list[Chunk]) -> Chunk:
-    columns = pa.concat_batches([chunk.columns for chunk in chunks])
-    keys = pa.concat_arrays([chunk.keys if chunk.keys is not None else pa.nulls(chunk.count, pa.binary()) for chunk in chunks])
-    times = None
-    if any(chunk.times is not None for chunk in chunks):
-        kind = next(chunk.times.type for chunk in chunks if chunk.times is not None)
-        times = pa.concat_arrays([chunk.times if chunk.times is not None else pa.nulls(chunk.count, kind) for chunk in chunks])
-    return Chunk(columns, keys, times)
 
 
 class Router:

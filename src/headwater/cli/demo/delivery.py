@@ -7,21 +7,20 @@ from pathlib import Path
 
 
 class Delivery:
-    """Moves files into a folder at a rate. The second half waits until it may come."""
+    """Moves files into a folder at a rate."""
 
     def __init__(self, waiting: list[Path], folder: Path, files_per_second: float) -> None:
         self.arrived: list[Path] = []
         self._waiting = waiting
-        self._half = (len(waiting) + 1) // 2
         self._folder = folder
         self._seconds = 1 / files_per_second
         self._next_at = 0.0
         folder.mkdir()
 
-    def deliver(self, now: float, *, may_second_half_come: bool) -> None:
-        """Move what is due."""
+    def deliver(self, now: float, *, most: int) -> None:
+        """Move what is due, up to so many files in all."""
         while self._waiting and self._next_at <= now:
-            if len(self.arrived) >= self._half and not may_second_half_come:
+            if len(self.arrived) >= most:
                 self._next_at = now
                 return
             path = self._waiting.pop(0)

@@ -84,6 +84,7 @@ class Demo:
         self.store_path = folder / "store"
         self.files_path = folder / "files"
         self.chart_path = folder / "chart.png"
+        self._files, self._events = files, events
         self.state = State(files * events)
         self.spark = spark
         self._chance = random.Random(seed)
@@ -115,9 +116,7 @@ class Demo:
                 while not self._is_done():
                     self._look(store, stream)
                     show(self.state)
-                    # The second half comes when the whole pipeline is at work, so that it has something left to do when it is killed.
-                    now = time.monotonic() - self._began
-                    self._delivery.deliver(now, may_second_half_come=not self.spark or self.state.counted > 0)
+                    self._delivery.deliver(time.monotonic() - self._began, most=self._files_wanted())
                     self._disturb(stream, ingester, pipeline)
                     # While only Spark works, it may have the processor.
                     time.sleep(_POLL_SECONDS if self.state.stored > stored else _IDLE_SECONDS)
@@ -129,6 +128,16 @@ class Demo:
             self._look(store, stream)
             show(self.state)
             return self._outcome(store, stream)
+
+    def _files_wanted(self) -> int:
+        """How many files may be there by now, so that whoever is killed has something left to do."""
+        most = self._files
+        if self._kill_at:
+            most = min(most, self._kill_at[0] // self._events + 3)
+        if self.spark and not self.state.counted:
+            # The second half comes when the whole pipeline is at work.
+            most = min(most, (self._files + 1) // 2)
+        return most
 
     def _ingester(self) -> DemoProcess:
         options = ["--key", "sensor", "--time", "at", "--schema", SCHEMA_TEXT, "--events-per-transaction", str(_EVENTS_PER_TRANSACTION)]
