@@ -49,6 +49,13 @@ class Task(Generic[T]):
         return self._value  # type: ignore[no-any-return]
 
 
+class Later(Generic[T]):
+    """A call that is made when its result is asked for."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.result = call
+
+
 class Workers:
     """Runs calls on up to `limit` threads, which are begun as they are needed."""
 

@@ -7,8 +7,9 @@ TruncatedError. What is missing was perhaps moved by upkeep, so it is planned ag
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import google_crc32c
@@ -24,13 +25,15 @@ from headwater.model.limits import MIB, PREFETCH_BYTES
 from headwater.model.positions import Position
 from headwater.model.schemas import METADATA, TIME, fit, python_schema, upgrade
 from headwater.runtime import clock
-from headwater.runtime.workers import Task
+from headwater.runtime.workers import Later, Task
 from headwater.segments.block import Chunk, decode, verify
 from headwater.segments.chunk import RowGroups
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 
 _FETCH_BYTES = 2 * MIB
+#: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
+_THREAD_BYTES = 4 * MIB
 _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
 
@@ -116,7 +119,7 @@ class Batch:
         if name == "_number":
             return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
         if name == "_segment":
-            return _numbers(np.full(self.count, self.segment, dtype=np.int64), pa.int64())
+            return _repeated(self.segment, 1 << self.count.bit_length()).slice(0, self.count)
         if name == "_stream":
             return pa.repeat(self._stream.name, self.count)
         if name == "_time" and chunk.times is not None:
@@ -130,6 +133,11 @@ class Batch:
 def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
     # Over the buffer, since `pa.array` looks at each value for nulls, and a cast copies.
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+@lru_cache(maxsize=64)
+def _repeated(number: int, count: int) -> pa.Array:
+    return _numbers(np.full(count, number, dtype=np.int64), pa.int64())
 
 
 def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]:
@@ -177,7 +185,7 @@ class SegmentCursor:
         self.end = end
         self._planned = start
         self._waiting: deque[Extent | RowGroups] = deque()
-        self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]]]] = deque()
+        self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]] | Later[Sequence[Any]]]] = deque()
         self._fetching_bytes = 0
         self._ready: deque[tuple[Extent | RowGroups, Any]] = deque()
 
@@ -283,7 +291,7 @@ class SegmentCursor:
             if self._ready:
                 self._waiting.extendleft(reversed(group))
                 break
-            self._fetching.append((group, self._engine.workers.submit(self._fetcher(group))))
+            self._fetching.append((group, self._begin_fetching(group)))
             self._fetching_bytes += sum(item.length for item in group)
         if self._ready:
             return True
@@ -335,12 +343,16 @@ class SegmentCursor:
             self._waiting.popleft()
         return group
 
-    def _fetcher(self, group: Sequence[Extent | RowGroups]) -> Callable[[], Sequence[Any]]:
+    def _begin_fetching(self, group: Sequence[Extent | RowGroups]) -> Task[Sequence[Any]] | Later[Sequence[Any]]:
         engine, kind, columns = self._engine, self._stream.kind, self._columns
         item = group[0]
         if isinstance(item, RowGroups):
-            return lambda: [item.file.read(engine.storage, item.places, columns)]
-        return lambda: _fetch(engine, [extent for extent in group if isinstance(extent, Extent)], kind)
+            return engine.workers.submit(lambda: [item.file.read(engine.storage, item.places, columns)])
+        extents = [extent for extent in group if isinstance(extent, Extent)]
+        is_near = item.key is not None and engine.storage.expect(item.key, [(extent.position, extent.length) for extent in extents])
+        if is_near and sum(extent.length for extent in extents) < _THREAD_BYTES:
+            return Later(lambda: _fetch(engine, extents, kind))
+        return engine.workers.submit(lambda: _fetch(engine, extents, kind))
 
     def _explain_gap(self, extent: Extent | RowGroups | None) -> None:
         """Numbers are missing from the catalog: were they truncated, or is it damaged?"""

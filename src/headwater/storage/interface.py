@@ -67,6 +67,9 @@ class Storage(Protocol):
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
         """Read several ranges (start, length) of one object, with as few requests as pay. The buffers may share memory."""
 
+    def expect(self, key: str, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Hear of ranges that will be read soon. True: they are on their way to memory, and reading them then is no long wait."""
+
     def size(self, key: str) -> int | None:
         """The object's size in bytes, None if there is none."""
 

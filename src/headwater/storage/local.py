@@ -99,6 +99,14 @@ class LocalStorage:
         merged = merge(ranges, gap_bytes=_GAP_BYTES, most_bytes=_READ_BYTES)
         return read_merged(ranges, merged, lambda wanted: [self.get(key, start, length) for start, length in wanted])
 
+    def expect(self, key: str, ranges: Sequence[Range]) -> bool:
+        # The kernel reads ahead into its cache.
+        with contextlib.suppress(OSError, AttributeError):  # It is only a hint, and not known to every system.
+            fd = self._open(self._folder.path(key)).fd
+            for start, length in ranges:
+                os.posix_fadvise(fd, start, length, os.POSIX_FADV_WILLNEED)
+        return True
+
     def size(self, key: str) -> int | None:
         path = self._folder.path(key)
         with explaining("read", path):

@@ -113,6 +113,9 @@ class ObjectStorage:
         merged = merge(ranges, gap_bytes=_GAP_BYTES)
         return read_merged(ranges, merged, lambda wanted: self._request(f"read {key}", lambda: self._fetch(key, wanted)))
 
+    def expect(self, key: str, ranges: Sequence[Range]) -> bool:
+        return False
+
     def size(self, key: str) -> int | None:
         return self._request(f"look for {key}", lambda: self._find_size(key))
 
