@@ -403,6 +403,7 @@ class Transaction:
         for events in self._events.values():
             if events.values or events.chunks:
                 route = self._router.route(events.stream)
+                batch.widths[events.stream.id] = len(route.numbers)
                 blocks += [(events.stream.id, segment, block) for segment, block in events.encode(route)]
         for table, changes in self._tables.values():
             columns = pa.RecordBatch.from_arrays(

@@ -60,7 +60,9 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
     """
     wanted = by_stream((item.stream, item.append.segment) for item in batch.appends)
     locks = [segments.locked(stream, numbers) for stream, numbers in wanted.items()]
-    looks = [segments.opened(stream) for stream in wanted]
+    # Those that are locked may be all of a stream's open ones. If they are not, they are looked up with the locks: no trip more.
+    looked = [stream for stream, numbers in wanted.items() if batch.widths.get(stream) != len(numbers)]
+    looks = [segments.opened(stream) for stream in looked]
     # All that a transaction needs which was never staged, in one round trip; its commit is the second.
     held = [_lock_marker(marker.owner)] if marker is not None else []
     new, *answers = tx.run_all([begun(id, lease_us, age_us, marker, open_us), *held, *locks, *looks])
@@ -79,7 +81,9 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
         targets = {(stream, row.number): Target(row) for stream, found in rows.items() for row in found if row.is_open}
         if len(targets) < sum(map(len, wanted.values())):
             raise RouteStale
-        opened = {stream: [segments.to_row(row) for row in found] for stream, found in zip(wanted, answers[len(locks) :], strict=True)}
+        opened = rows | {
+            stream: [segments.to_row(row) for row in found] for stream, found in zip(looked, answers[len(locks) :], strict=True)
+        }
         outcome = _apply(tx, id, batch, [], targets, marker, by, new[0][1], opened)
     else:
         staged = _staged(tx, id)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeVar
 
 from headwater.catalog.database import Changes, Row, Statement, Tx
@@ -27,7 +28,8 @@ T = TypeVar("T")
 Connection = psycopg.Connection[Row]
 
 _CHANNEL = "headwater"
-_SET_DURABLE = "SET LOCAL synchronous_commit = on"
+#: Of one INSERT; the protocol takes 65,535 values.
+_MOST_ROWS = 1024
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _opened: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
 # Connections of a parent process: closing one in a child would end the parent's session, so they are kept for ever.
@@ -37,6 +39,14 @@ _inherited: list[Any] = []
 @lru_cache(maxsize=1024)
 def _dialect(sql: str) -> str:
     return sql.replace("%", "%%").replace("?", "%s")
+
+
+@lru_cache(maxsize=256)
+def _of_many(sql: str, count: int) -> str:
+    """An INSERT of one row as one of many."""
+    found = re.search(r"VALUES (\((?:[^()]|\(\))*\))", sql)
+    assert found is not None, sql
+    return sql[: found.start(1)] + ", ".join([found[1]] * count) + sql[found.end(1) :]
 
 
 class PostgresTx:
@@ -59,11 +69,20 @@ class PostgresTx:
         self._deferred.append((sql, rows))
 
     def _send_deferred(self) -> None:
+        # Nobody looks at their answers, so one cursor does for all.
+        cursor = self._connection.cursor()
         for sql, rows in self._deferred:
             if len(rows) == 1:
-                self._connection.execute(_dialect(sql), rows[0])
+                cursor.execute(_dialect(sql), rows[0])
+            elif rows and " VALUES (" in sql and " DO UPDATE" not in sql:
+                # A statement of many rows costs little more than one of one row. Of powers of two, so that few are prepared.
+                at = 0
+                while at < len(rows):
+                    count = min(_MOST_ROWS, 1 << (len(rows) - at).bit_length() - 1)
+                    cursor.execute(_of_many(_dialect(sql), count), list(chain.from_iterable(rows[at : at + count])))
+                    at += count
             elif rows:
-                self._connection.cursor().executemany(_dialect(sql), rows)
+                cursor.executemany(_dialect(sql), rows)
         self._deferred.clear()
 
     def commit(self) -> None:
@@ -130,6 +149,8 @@ class PostgresDatabase:
             # timer for good (seen with psycopg 3.3 and PostgreSQL 18).
             connection.execute(f"SET transaction_timeout = {int(3 * LOCK_SECONDS * 1000)}")
         connection.execute("SET default_transaction_isolation = 'read committed'")
+        # Whatever the server or the role is set to. For the session, and not in each transaction, where it would be one statement of nine.
+        connection.execute("SET synchronous_commit = on")
         return connection
 
     def _take(self) -> Connection:
@@ -176,7 +197,6 @@ class PostgresDatabase:
         connection = self._take()
         tx = PostgresTx(connection, "BEGIN")
         try:
-            tx.defer(_SET_DURABLE, [()])
             result = work(tx)
             try:
                 tx.commit()

@@ -41,13 +41,15 @@ class Change(NamedTuple):
 class Batch:
     """What a process adds to a transaction at once. `object_key` names the object that holds the blocks which are not inline.
 
-    `id` is the batch's own: given again after a lost answer, it is not added twice.
+    `id` is the batch's own: given again after a lost answer, it is not added twice. `widths` says how many open segments a stream had when
+    events were spread over them.
     """
 
     id: int = 0
     appends: list[StagedAppend] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     object_key: str | None = None
+    widths: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
