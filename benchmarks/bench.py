@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -62,6 +63,10 @@ class Place:
     url: str
     catalog: str | None
 
+    def beside(self) -> Path:
+        """A path that nothing has been at, which goes when the store does."""
+        return Path(self.url).parent / uuid.uuid4().hex
+
 
 @dataclass(frozen=True)
 class Catalog:
@@ -90,7 +95,8 @@ class Bench:
         path = self.path()
         with catalog.database() as database:
             try:
-                yield Place(str(path), database)
+                path.mkdir()
+                yield Place(str(path / "store"), database)
             finally:
                 shutil.rmtree(path, ignore_errors=True)
 

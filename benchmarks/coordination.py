@@ -260,7 +260,7 @@ def group_reading(bench: Bench) -> Iterator[Result]:
             with stream.writer() as writer:
                 rows = 100_000
                 batch = pa.table({"value": [_VALUE] * rows, "key": [f"user-{index % 1000}" for index in range(rows)]})
-                for _ in range(max(1, bench.sizes.read_events // rows)):
+                for _ in range(max(1, 3 * bench.sizes.read_events // rows)):
                     writer.write_batch(batch, key="key")
             numbers = iter(range(1_000_000))
 

@@ -105,6 +105,7 @@ def bare_file(path: Path) -> Iterator[Callable[[], float]]:
         yield sync
     finally:
         os.close(fd)
+        os.unlink(path)
 
 
 def seconds_of_a_hop(pipe: Connection, count: int) -> float:

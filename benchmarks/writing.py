@@ -64,7 +64,7 @@ def write_events(bench: Bench) -> Iterator[Result]:
                     own, disk = in_turns(
                         bench.sizes.rounds,
                         partial(_seconds_to_write_events, writer, values, keys, count),
-                        partial(_seconds_for_disk, bench, count * size, preallocated=False),
+                        partial(_seconds_for_disk, place, count * size, preallocated=False),
                     )
             yield Result(
                 "write-events",
@@ -78,8 +78,8 @@ def write_events(bench: Bench) -> Iterator[Result]:
             )
 
 
-def _seconds_for_disk(bench: Bench, size: int, *, preallocated: bool) -> float:
-    return seconds_to_write(bench.path(), size, preallocated=preallocated)
+def _seconds_for_disk(place: Place, size: int, *, preallocated: bool) -> float:
+    return seconds_to_write(place.beside(), size, preallocated=preallocated)
 
 
 def _seconds_to_write_events(writer: hw.Writer, values: Sequence[bytes], keys: Sequence[bytes], count: int) -> float:
@@ -105,8 +105,8 @@ def write_batches(bench: Bench) -> Iterator[Result]:
                 own, preallocated, grown = in_turns(
                     bench.sizes.rounds,
                     partial(_seconds_to_write_batches, writer, batch, count),
-                    partial(_seconds_for_disk, bench, written, preallocated=True),
-                    partial(_seconds_for_disk, bench, written, preallocated=False),
+                    partial(_seconds_for_disk, place, written, preallocated=True),
+                    partial(_seconds_for_disk, place, written, preallocated=False),
                 )
         is_preallocated = statistics.median(preallocated) <= statistics.median(grown)
         limits = preallocated if is_preallocated else grown

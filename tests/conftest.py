@@ -33,17 +33,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", _choose_seeds(metafunc.config), ids=lambda seed: f"seed{seed}")
 
 
+# Before the hook of xdist, which looks at the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         long = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
-    # Quick ones first: a mistake shows early.
-    items.sort(key=_rank)
+    # Quick ones first: a mistake shows early. But where several processes share the work, one begins with Spark's, and has its session.
+    is_shared = hasattr(config, "workerinput")
+    items.sort(key=lambda item: (is_shared and not _needs_spark(item), *_rank(item)))
     for item in items:
-        if "spark" in item.path.parts:
-            # With `pytest -n`, one process has Spark's session for all.
+        if _needs_spark(item):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def _needs_spark(item: pytest.Item) -> bool:
+    return "spark" in item.nodeid
 
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, bool]:

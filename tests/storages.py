@@ -44,6 +44,9 @@ class DelayedStorage:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Buffers:
         return self._storage.get_ranges(key, ranges)
 
+    def expect(self, key: str, ranges: Sequence[tuple[int, int]]) -> bool:
+        return self._storage.expect(key, ranges)
+
     def size(self, key: str) -> int | None:
         return self._storage.size(key)
 

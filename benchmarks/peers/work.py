@@ -197,12 +197,14 @@ def write_bulk(trial: Trial) -> Iterator[Figure]:
     """Values of 1 kB in the peer's fastest way, beside the disk's own write and fdatasync."""
     trial.client.create("bulk")
     with started(_produce_bulk, trial.client, "bulk", trial.sizes.bulk_seconds) as pipe:
-        rates, disk = [], []
+        rates: list[float] = []
+        disk: list[float] = []
         for _ in range(trial.sizes.rounds + 1):
             written, seconds = _ask(pipe, "go")
             rates.append(written / MB / seconds)
             if trial.peer.name == OWN:
-                bare = [seconds_to_write(trial.folder / "bare", written, preallocated=kind) for kind in (True, False)]
+                paths = {kind: trial.folder / f"bare-{len(disk)}-{kind}" for kind in (True, False)}
+                bare = [seconds_to_write(path, written, preallocated=kind) for kind, path in paths.items()]
                 disk.append(written / MB / min(bare))
     yield trial.figure("write-bulk", "1 kB", statistics.median(rates), "MB/s")
     if disk:

@@ -93,6 +93,15 @@ def test_ranges_come_back_in_the_order_in_which_they_were_asked_for(storage: Sto
     assert storage.get_ranges(KEY, []) == []
 
 
+def test_what_is_expected_is_read_as_before_also_if_it_is_missing(storage: Storage) -> None:
+    storage.put(KEY, [b"0123456789"])
+    assert storage.expect(KEY, [(0, 4), (8, 100)]) == storage.local
+    assert bytes(storage.get(KEY, 0, 4)) == b"0123"
+    storage.expect("l0/000000000001/000009.hwb", [(0, 4)])
+    with pytest.raises(CorruptDataError):
+        storage.get("l0/000000000001/000009.hwb", 0, 4)
+
+
 def test_an_object_may_be_empty(storage: Storage) -> None:
     storage.put(KEY, [])
     storage.put(KEY, [b""])

@@ -200,6 +200,16 @@ def test_history_in_parquet_and_the_tail_are_one_table(lab: Lab) -> None:
     assert headwater.spark.table(lab.spark, lab.store, SOURCE, middle).count() == sum(part.count for part in stream.ranges(middle))
 
 
+def test_a_folder_of_chunks_is_a_table_for_spark_without_headwater(lab: Lab) -> None:
+    stream = lab.create()
+    lab.fill(0, 3000)
+    lab.store.run_upkeep()
+    found = lab.spark.read.parquet(str(lab.folder / "store" / "chunks" / f"{stream.name}-{stream.id}"))
+    expected = {(event.position.segment, event.position.number): (event.value["id"], event.key) for event in stream.read()}
+    assert {(row.segment, row._number): (row.id, bytes(row._key)) for row in found.collect()} == expected
+    assert len(expected) == 3000
+
+
 def test_history_of_many_segments_is_one_table_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = lab.create(segments=4)
     lab.fill(0, 500)

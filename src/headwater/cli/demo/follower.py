@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from contextlib import suppress
 
 import headwater as hw
 from headwater.cli.demo.orphans import end_with_parent
@@ -39,8 +40,10 @@ def main() -> None:
     count, done = Count(), threading.Event()
 
     def report() -> None:
-        while not done.wait(_REPORT_SECONDS):
-            count.report()
+        # If the demo was killed, nobody listens any more, and this process ends too.
+        with suppress(BrokenPipeError):
+            while not done.wait(_REPORT_SECONDS):
+                count.report()
 
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
