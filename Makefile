@@ -23,13 +23,13 @@ demo: $(VENV)
 
 # Three at a time: most tests wait for the disk, for other processes or for a clock.
 test: lint
-	$(PYTEST) -m "not long" -n 3 --dist loadgroup
+	$(PYTEST) -m "not long" -n 3 --dist loadscope
 
 test-quick: $(VENV)
 	$(PYTEST) -m "not slow and not long" -k "not postgresql" tests/unit tests/contract
 
 test-long: $(VENV)
-	$(PYTEST) --long --timeout 1800 -n 3 --dist loadgroup
+	$(PYTEST) --long --timeout 1800 -n 3 --dist loadscope
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.postgres import PostgresServer, running_postgres
 
@@ -33,8 +35,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", _choose_seeds(metafunc.config), ids=lambda seed: f"seed{seed}")
 
 
-# Before the hook of xdist, which looks at the groups.
-@pytest.hookimpl(tryfirst=True)
+class _OneForSpark(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each process of `pytest -n` the next test, and one of them all that need Spark: its session takes time to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if _needs_spark(nodeid) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _OneForSpark:
+    return _OneForSpark(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         long = [item for item in items if item.get_closest_marker("long")]
@@ -42,14 +53,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
     # Quick ones first: a mistake shows early. But where several processes share the work, one begins with Spark's, and has its session.
     is_shared = hasattr(config, "workerinput")
-    items.sort(key=lambda item: (is_shared and not _needs_spark(item), *_rank(item)))
-    for item in items:
-        if _needs_spark(item):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: (is_shared and not _needs_spark(item.nodeid), *_rank(item)))
 
 
-def _needs_spark(item: pytest.Item) -> bool:
-    return "spark" in item.nodeid
+def _needs_spark(nodeid: str) -> bool:
+    return "spark" in nodeid
 
 
 def _rank(item: pytest.Item) -> tuple[bool, bool, bool]:

@@ -19,6 +19,7 @@ import apsw
 
 from headwater.catalog.database import Changes, Row, Statement, Tx
 from headwater.catalog.hostlock import HostLock
+from headwater.catalog.walwatch import WalWatch
 from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, WAL_BYTES
 from headwater.runtime import clock
@@ -212,6 +213,7 @@ class SqliteDatabase:
     def close(self) -> None:
         if self._memory:
             return
+        self._changes.close()
         # The last connection empties the WAL, so those that may write go under the lock. One that only read can't always take it.
         lock = self._lock if self._writer is not None else None
         with lock or nullcontext(), self._pool_mutex:
@@ -228,8 +230,10 @@ class SqliteDatabase:
 
 
 class SqliteChanges(Changes):
-    """Sees other processes' commits by polling `PRAGMA data_version`, 5 us a call, in the threads that wait."""
+    """Sees other processes' commits by `PRAGMA data_version`, 5 us a call: when the WAL was written to, and now and then in any case."""
 
+    WATCHED_POLL_SECONDS = 0.02
+    #: Where files can't be watched.
     SHORTEST_POLL_SECONDS = 0.001
     LONGEST_POLL_SECONDS = 0.005
 
@@ -238,20 +242,24 @@ class SqliteChanges(Changes):
         self._database = weakref.ref(database)
         self._poll_lock = threading.Lock()
         self._data_version = -1
+        self._watch: WalWatch | None = None
+        self._can_watch = not database._memory
         self.connection: apsw.Connection | None = None
 
-    def _poll(self) -> None:
+    def _poll(self) -> bool:
+        """Whether there is news."""
         database = self._database()
         if database is None or database._memory:
-            return
+            return False
         with self._poll_lock, database._in_use():
             if self.connection is None:
                 self.connection = database._connect()
             found = self.connection.pragma("data_version")
-            changed = found != self._data_version
+            changed = bool(found != self._data_version)
             self._data_version = found
         if changed:
             self.bump()
+        return changed
 
     def version(self) -> int:
         self._poll()
@@ -259,16 +267,36 @@ class SqliteChanges(Changes):
 
     def wait(self, seen: int, timeout: float) -> None:
         started = time.monotonic()
-        pause = self.SHORTEST_POLL_SECONDS
         while True:
             self._poll()
             waited = time.monotonic() - started
+            if self._is_watched():
+                pause = self.WATCHED_POLL_SECONDS
+            else:
+                pause = self.SHORTEST_POLL_SECONDS if waited <= 0.1 else self.LONGEST_POLL_SECONDS
             with self._mutex:
                 if self._version != seen or waited >= timeout:
                     return
                 self._condition.wait(min(pause, timeout - waited))
-            if waited > 0.1:
-                pause = self.LONGEST_POLL_SECONDS
+
+    def _is_watched(self) -> bool:
+        if self._watch is None and self._can_watch:
+            with self._poll_lock:
+                if self._watch is None and self._can_watch:
+                    try:
+                        self._watch = WalWatch(f"{self._path()}-wal", self._poll)
+                    except OSError:
+                        self._can_watch = False
+        return self._watch is not None and self._watch.is_alive
+
+    def _path(self) -> str:
+        database = self._database()
+        return database._path if database is not None else ""
+
+    def close(self) -> None:
+        watch, self._watch, self._can_watch = self._watch, None, False
+        if watch is not None:
+            watch.close()
 
 
 @contextmanager
