@@ -48,12 +48,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _OneForSpark
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        long = [item for item in items if _takes_long(item)]
+        items[:] = [item for item in items if not _takes_long(item)]
         config.hook.pytest_deselected(items=long)
     # Quick ones first: a mistake shows early. But where several processes share the work, one begins with Spark's, and has its session.
     is_shared = hasattr(config, "workerinput")
     items.sort(key=lambda item: (is_shared and not _needs_spark(item.nodeid), *_rank(item)))
+
+
+def _takes_long(item: pytest.Item) -> bool:
+    """Marked so, or a further seed on PostgreSQL, where each step takes longer and the same client runs on the same contract."""
+    parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return bool(item.get_closest_marker("long")) or ("postgresql" in item.nodeid and parameters.get("seed", 1) > 1)
 
 
 def _needs_spark(nodeid: str) -> bool:

@@ -46,8 +46,6 @@ def test_every_failpoint_of_upkeep_is_tried() -> None:
 
 
 def test_nothing_is_lost_and_nothing_left_when_processes_are_killed_one_after_the_other(seed: int, place: Place, crew: Crew) -> None:
-    if place.catalog is not None and seed == 2:
-        pytest.skip("one seed on PostgreSQL, or many with --long")
     # Each seed takes half of them, the other half on PostgreSQL, in an order and at passes of its own.
     names = list(PASSES)[(seed + (place.catalog is not None)) % 2 :: 2]
     rng = random.Random(seed)

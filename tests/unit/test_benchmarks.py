@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from benchmarks import coordination
 from benchmarks.__main__ import BENCHMARKS, main, make_table
 from benchmarks.bench import TINY, Bench, Catalog
 from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median_ratio, percentile
@@ -18,7 +19,8 @@ from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median
 @pytest.mark.slow
 # Those of Spark start a session each.
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name.startswith("spark") else name for name in BENCHMARKS])
-def test_every_benchmark_gives_figures(name: str, tmp_path: Path) -> None:
+def test_every_benchmark_gives_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination, "_PROCESSES", 2)
     results = list(BENCHMARKS[name](Bench(TINY, tmp_path, [Catalog("SQLite")])))
     assert results
     for result in results:

@@ -34,6 +34,8 @@ from headwater.segments.lanes import StreamRef
 _FETCH_BYTES = 2 * MIB
 #: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
 _THREAD_BYTES = 4 * MIB
+#: Of small blocks, the column of segment numbers is made once for many: at most half a megabyte each.
+_REPEATED_ROWS = 32767
 _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
 
@@ -119,6 +121,8 @@ class Batch:
         if name == "_number":
             return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
         if name == "_segment":
+            if self.count > _REPEATED_ROWS:
+                return _numbers(np.full(self.count, self.segment, dtype=np.int64), pa.int64())
             return _repeated(self.segment, 1 << self.count.bit_length()).slice(0, self.count)
         if name == "_stream":
             return pa.repeat(self._stream.name, self.count)
@@ -135,7 +139,7 @@ def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> 
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _repeated(number: int, count: int) -> pa.Array:
     return _numbers(np.full(count, number, dtype=np.int64), pa.int64())
 
