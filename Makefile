@@ -21,15 +21,15 @@ help:
 demo: $(VENV)
 	@.venv/bin/headwater demo
 
-# Three at a time: most tests wait for the disk, for other processes or for a clock.
+# Two at a time: most tests wait for the disk, for other processes or for a clock.
 test: lint
-	$(PYTEST) -m "not long" -n 3 --dist loadscope
+	$(PYTEST) -m "not long" -n 2 --dist loadscope
 
 test-quick: $(VENV)
 	$(PYTEST) -m "not slow and not long" -k "not postgresql" tests/unit tests/contract
 
 test-long: $(VENV)
-	$(PYTEST) --long --timeout 1800 -n 3 --dist loadscope
+	$(PYTEST) --long --timeout 1800 -n 2 --dist loadscope
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks

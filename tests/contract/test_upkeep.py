@@ -281,6 +281,7 @@ def test_of_two_by_hand_the_second_waits_and_says_for_whom(place: Place, store: 
         with pytest.raises(hw.UnavailableError, match=str(os.getpid())):
             other.run_upkeep()
         assert len(store._engine.database.query("SELECT id FROM session")) == 1, "the one that gave up leaves nothing"
+        monkeypatch.setattr(upkeep, "_HAND_SECONDS", 60.0)
         timer = threading.Timer(0.1, store._upkeep._give_up)
         timer.start()
         other.run_upkeep()

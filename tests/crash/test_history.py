@@ -77,6 +77,13 @@ def test_every_promise_holds_after_a_history(place: Place, crew: Crew, tmp_path:
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, marks=pytest.mark.long if fault in LONG else ()) for fault in FAULTS])
 def test_the_checker_finds_a_planted_fault(fault: str, sqlite_place: Place, crew: Crew, tmp_path: Path) -> None:
-    with pytest.raises(Broken) as found:
-        _run(crew, sqlite_place, tmp_path / "logs", 1, 3.0, fault)
-    print(found.value)
+    # On a busy machine too little may happen in one.
+    for seed in range(1, 9):
+        place = Place(f"{sqlite_place.url}-{seed}", None)
+        place.open(create=True).close()
+        try:
+            _run(crew, place, tmp_path / f"logs-{seed}", seed, 3.0, fault)
+        except Broken as found:
+            print(found)
+            return
+    pytest.fail("the checker found nothing")

@@ -154,7 +154,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert example("word_count.py", url, str(folder)).startswith("1 new lines stored\n     4 the\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_example_with_spark_runs(tmp_path: Path) -> None:
     done = subprocess.run(

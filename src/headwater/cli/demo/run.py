@@ -93,7 +93,8 @@ class Demo:
         # Those that come last stand in windows that stay open.
         self._uncounted = min(len(LIMITS), events - 1)
         total = self.state.expected
-        self._kill_at = sorted(self._chance.randrange(total // 20, max(total * 19 // 20, total // 20 + 1)) for _ in range(kills))
+        # Before the last file, which comes when all is killed that shall be: so there is always something left to do.
+        self._kill_at = sorted(self._chance.randrange(total // 20, max((files - 1) * events, total // 20 + 1)) for _ in range(kills))
         # When the readings' second half is on its way to the pipeline, and at the latest when all is.
         self._driver_kill_at = self._chance.randrange(total // 2, total * 4 // 5 + 1) if spark and kills else None
         self._is_split = False
@@ -133,7 +134,7 @@ class Demo:
         """How many files may be there by now, so that whoever is killed has something left to do."""
         most = self._files
         if self._kill_at:
-            most = min(most, self._kill_at[0] // self._events + 3)
+            most = max(1, min(most - 1, self._kill_at[0] // self._events + 3))
         if self.spark and not self.state.counted:
             # The second half comes when the whole pipeline is at work.
             most = min(most, (self._files + 1) // 2)
