@@ -76,3 +76,23 @@ def test_a_file_that_is_not_there_cannot_be_watched(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         WalWatch(str(tmp_path / "none"), lambda: True)
     assert watching_threads() == []
+
+
+def test_a_forked_child_lets_go_of_what_its_parent_watches(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        with store.create_stream("a/x").writer() as writer:
+            writer.write("1")
+        store._engine.changes.wait(store._engine.changes.version(), 0.01)
+        assert len(watching_threads()) == 1
+        files = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_there(number)}
+        assert "anon_inode:inotify" in files
+        child = os.fork()
+        if not child:
+            left = {os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_there(number)}
+            os._exit(int("anon_inode:inotify" in left))
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(watching_threads()) == 1
+
+
+def _is_there(number: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")

@@ -125,6 +125,7 @@ class SqliteDatabase:
         if self._lock is not None:
             self._lock.forget()
         self._memory_lock = threading.RLock()
+        self._changes.forget()
         self._begin()
 
     def _connect(self) -> apsw.Connection:
@@ -297,6 +298,11 @@ class SqliteChanges(Changes):
         watch, self._watch, self._can_watch = self._watch, None, False
         if watch is not None:
             watch.close()
+
+    def forget(self) -> None:
+        """In a forked child: what was watched is the parent's."""
+        if self._watch is not None:
+            self._watch.forget()
 
 
 @contextmanager

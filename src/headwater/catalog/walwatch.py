@@ -35,6 +35,7 @@ class WalWatch:
         except OSError:
             os.close(self._inotify)
             raise
+        self._is_open = True
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="headwater-watch", daemon=True)
         self._thread.start()
@@ -50,9 +51,12 @@ class WalWatch:
         return self._process == os.getpid() and self._thread.is_alive()
 
     def _run(self) -> None:
+        files = select.poll()
+        files.register(self._inotify, select.POLLIN)
+        files.register(self._closing, select.POLLIN)
         try:
             while True:
-                ready, _, _ = select.select([self._inotify, self._closing], [], [], _CHECK_SECONDS)
+                ready = [file for file, _ in files.poll(_CHECK_SECONDS * 1000)]
                 if self._closing in ready:
                     return
                 if not ready:
@@ -66,6 +70,7 @@ class WalWatch:
         except Exception:
             return  # Those who wait see that it ended, and poll.
         finally:
+            self._is_open = False
             os.close(self._inotify)
             os.close(self._closing)
 
@@ -74,6 +79,13 @@ class WalWatch:
             with suppress(OSError):  # It ended by itself just now.
                 os.eventfd_write(self._closing, 1)
             self._thread.join(timeout=5)
+
+    def forget(self) -> None:
+        """In a forked child, which has no such thread: let go of its files."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._inotify)
+            os.close(self._closing)
 
 
 def _checked(result: int) -> int:
