@@ -135,8 +135,8 @@ class Demo:
         most = self._files
         if self._kill_at:
             most = max(1, min(most - 1, self._kill_at[0] // self._events + 3))
-        if self.spark and not self.state.counted:
-            # The second half comes when the whole pipeline is at work.
+        if self.spark and not self.state.enriched:
+            # The second half comes when the pipeline is at work.
             most = min(most, (self._files + 1) // 2)
         return most
 
