@@ -26,7 +26,7 @@ test: lint
 	$(PYTEST) -m "not long" -n 2 --dist loadscope
 
 test-quick: $(VENV)
-	$(PYTEST) -m "not slow and not long" -k "not postgresql" tests/unit tests/contract
+	$(PYTEST) -m "not slow and not long" -k "not postgresql" -n 2 --dist loadscope tests/unit tests/contract
 
 test-long: $(VENV)
 	$(PYTEST) --long --timeout 1800 -n 2 --dist loadscope

@@ -163,7 +163,7 @@ def large_commit(bench: Bench) -> Iterator[Result]:
                     tx = store.transaction()
                     _stage_blocks(store, stream, tx.id, count)
                     with _committed_meanwhile(tx) as committed:
-                        while not committed:
+                        while not committed or not waits:
                             begun = time.perf_counter()
                             writer.write(_VALUE).result()
                             waits.append(time.perf_counter() - begun)
