@@ -156,7 +156,8 @@ def large_commit(bench: Bench) -> Iterator[Result]:
         with bench.place(catalog) as place, hw.open(place.url, catalog=place.catalog) as store:
             stream = store.create_stream("bench/large")
             store.create_stream("bench/other")
-            seconds, waits = [], []
+            seconds: list[float] = []
+            waits: list[float] = []
             with store.stream("bench/other").writer() as writer:
                 writer.write(_VALUE).result()
                 for _ in range(min(3, bench.sizes.rounds)):
