@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,18 +22,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run tests marked long, and more seeds and examples of the others")
 
 
-def _choose_folder() -> None:
-    """Stores are made in memory where there is enough: these tests kill processes, not machines, and would wait for the disk half the time.
-
-    TMPDIR chooses another place.
-    """
-    memory = "/dev/shm"
-    if "TMPDIR" not in os.environ and os.path.isdir(memory) and shutil.disk_usage(memory).free > _FOLDER_BYTES:
-        tempfile.tempdir = os.environ["TMPDIR"] = memory
-
-
-_FOLDER_BYTES = 6 << 30
-_choose_folder()
 # Java that starts fast, for whatever starts Spark: these tests are over before its better compiler pays.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
