@@ -34,15 +34,6 @@ _LAST_TIME = clock.from_datetime(datetime.max.replace(tzinfo=UTC))
 _HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-class _NoLane:
-    """Of writers that check each event, or are closed: there is no run to put events into unseen."""
-
-    run: Run | None = None
-
-
-_NO_LANE = _NoLane()
-
-
 class Ack:
     """The promise of a write. `result` waits until it is durable and readable."""
 
@@ -145,7 +136,7 @@ class Writer(LaneWriter):
         self._noted_at = float("-inf")
         self._note_name = lane.writer or uuid4().hex
         #: The lane whose open run takes small events of bytes as they are: the own one of an anonymous, open writer of opaque events.
-        self._plain_lane: Lane | _NoLane = lane if stream.is_opaque and lane.writer is None and _HAS_GIL else _NO_LANE
+        self._plain_lane = lane if stream.is_opaque and lane.writer is None and _HAS_GIL else None
         self._check = EventCheck(stream)
 
     @property
@@ -179,7 +170,8 @@ class Writer(LaneWriter):
             and time is None
             and number is None
         ):
-            run = self._plain_lane.run
+            lane = self._plain_lane
+            run = lane.run if lane is not None else None
             if run is not None:
                 # As in `Run.put`, without the call.
                 for index in run.places:
@@ -307,13 +299,13 @@ class Writer(LaneWriter):
             if self._noted_us is not None:
                 self._store_note()
                 self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
-            self._plain_lane = _NO_LANE
+            self._plain_lane = None
             super().close()
             if self._named:
                 self._flusher.forget(self._lane)
 
     def abandon(self) -> None:
-        self._plain_lane = _NO_LANE
+        self._plain_lane = None
         super().abandon()
 
 

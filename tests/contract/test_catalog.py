@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
+from psycopg import sql
 
+import headwater as hw
 from headwater.catalog import extents, schema, segments, sessions, streams, writers
 from headwater.catalog.database import Database, Tx
 from headwater.catalog.extents import Append, Flush, Part, Refused, Stored
@@ -486,3 +489,14 @@ def test_of_processes_that_create_one_store_at_once_all_get_the_same(tmp_path: P
     answers = [process.communicate(timeout=WAIT_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, answers
     assert len({out for out, _ in answers}) == 1
+
+
+def test_commits_are_durable_whatever_the_server_is_set_to(postgres_url: str, tmp_path: Path) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name)))
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
+    with hw.open(tmp_path / "store", catalog=postgres_url, upkeep=False) as store:
+        database = store._engine.database
+        assert database.write(lambda tx: tx.run("SHOW synchronous_commit")) == [("on",)]

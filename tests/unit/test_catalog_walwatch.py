@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog import sqlite
-from headwater.catalog.sqlite import SqliteChanges
+from headwater.catalog.sqlite import SqliteChanges, SqliteDatabase
 from headwater.catalog.walwatch import WalWatch
 
 
@@ -92,6 +93,16 @@ def test_a_forked_child_lets_go_of_what_its_parent_watches(tmp_path: Path) -> No
             os._exit(int("anon_inode:inotify" in left))
         assert os.waitpid(child, 0)[1] == 0
         assert len(watching_threads()) == 1
+
+
+def test_a_catalog_that_is_dropped_and_not_closed_is_watched_no_longer(tmp_path: Path) -> None:
+    database = SqliteDatabase(str(tmp_path / "catalog.sqlite"))
+    database.changes.wait(database.changes.version(), 0.01)
+    (thread,) = watching_threads()
+    del database
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def _is_there(number: str) -> bool:

@@ -132,14 +132,13 @@ class SqliteDatabase:
         with _translated(self._path):
             connection = apsw.Connection(self._path, statementcachesize=200)
             connection.set_busy_timeout(int(LOCK_SECONDS * 1000))
-            connection.create_scalar_function("now_us", self._clock, 0)
+            # Not by a method of ours: a connection that is in use must not keep a database alive that nobody has any more.
+            now_us = self._now_us
+            connection.create_scalar_function("now_us", lambda *_: now_us(), 0)
             if not self._memory:
                 connection.execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0").fetchall()
             connection.execute("PRAGMA foreign_keys=ON; PRAGMA cache_size=-16384; PRAGMA temp_store=MEMORY").fetchall()
             return connection
-
-    def _clock(self, *_: Any) -> int:
-        return self._now_us()
 
     @contextmanager
     def _reader(self) -> Iterator[apsw.Connection]:
@@ -285,10 +284,16 @@ class SqliteChanges(Changes):
             with self._poll_lock:
                 if self._watch is None and self._can_watch:
                     try:
-                        self._watch = WalWatch(f"{self._path()}-wal", self._poll)
+                        self._watch = WalWatch(f"{self._path()}-wal", self._look)
                     except OSError:
                         self._can_watch = False
         return self._watch is not None and self._watch.is_alive
+
+    def _look(self) -> bool:
+        """For the watching thread, which ends when the database is gone without having been closed."""
+        if self._database() is None:
+            raise ReferenceError
+        return self._poll()
 
     def _path(self) -> str:
         database = self._database()

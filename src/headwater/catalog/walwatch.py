@@ -20,7 +20,10 @@ _CHECK_SECONDS = 0.5
 
 
 class WalWatch:
-    """A thread that calls `look` after each write to a file, until it returns True. OSError if this system can't watch files."""
+    """A thread that calls `look` after each write to a file, until it returns True, and now and then; what it raises ends the thread.
+
+    OSError if this system can't watch files.
+    """
 
     def __init__(self, path: str, look: Callable[[], bool]) -> None:
         if not sys.platform.startswith("linux"):
@@ -60,6 +63,7 @@ class WalWatch:
                 if self._closing in ready:
                     return
                 if not ready:
+                    self._look()
                     if os.stat(self._path).st_ino != self._file:
                         self._file = self._watch()
                     continue

@@ -136,14 +136,19 @@ class Run:
             del self.values[self.unused[0] :], self.keys[self.unused[0] :]
         self.count = len(self.values)
         if self.lane.stream.is_opaque and self.lane.stream.kind == "events":
-            self.size = sum(map(len, filter(None, self.values))) + EVENT_OVERHEAD_BYTES * self.count
+            self.size = self._measure() + EVENT_OVERHEAD_BYTES * self.count
+
+    def _measure(self) -> int:
+        while True:
+            try:
+                return sum(map(len, self.values))
+            except TypeError:
+                sleep(0.001)  # None: a debugger, say, stopped a thread between taking its place and filling it.
 
     def freeze(self) -> None:
         """Turn the collected events into one chunk. A byte stream's stay a list of bytes."""
         if self.chunk is not None or self.lane.stream.kind == "bytes":
             return
-        while self.lane.stream.is_opaque and None in self.values:
-            sleep(0.001)  # A debugger, say, stopped a thread between taking its place and filling it.
         self.chunk = make_chunk(self.lane.stream, self.values, self.keys, self.times)
         self.values, self.keys, self.times = [], [], {}
 

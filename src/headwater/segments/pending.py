@@ -175,9 +175,7 @@ def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[l
 
 def _are_few(runs: list[Run]) -> bool:
     """Whether these are a few events, given one by one, that need no arrays."""
-    return sum(run.count for run in runs) <= FEW_EVENTS and all(
-        run.chunk is None and not run.times and None not in run.values for run in runs
-    )
+    return sum(run.count for run in runs) <= FEW_EVENTS and all(run.chunk is None and not run.times for run in runs)
 
 
 def _raw_block(runs: list[Run]) -> EncodedBlock:

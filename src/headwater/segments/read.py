@@ -34,7 +34,7 @@ from headwater.segments.lanes import StreamRef
 _FETCH_BYTES = 2 * MIB
 #: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
 _THREAD_BYTES = 4 * MIB
-#: Of small blocks, the column of segment numbers is made once for many: at most half a megabyte each.
+#: Of small blocks, the column of segment numbers is made once for many: at most a quarter of a megabyte each.
 _REPEATED_ROWS = 32767
 _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
