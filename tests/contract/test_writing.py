@@ -23,6 +23,7 @@ import pytest
 import headwater as hw
 from headwater.model.limits import BUFFERED_BYTES, EVENT_BYTES, KEY_BYTES
 from headwater.runtime import failpoints
+from headwater.segments import pending
 
 MIB = 1024 * 1024
 WAIT_SECONDS = 60.0
@@ -673,6 +674,34 @@ def test_a_full_buffer_blocks_and_memory_stays_bounded(local_store: hw.Store) ->
 
 
 # Failures.
+
+
+@pytest.mark.parametrize("size", [10, 200_000], ids=["inline", "in the journal"])
+def test_events_that_cannot_be_encoded_fail_alone(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    bad, good = local_store.create_stream("a/bad"), local_store.create_stream("a/good")
+    encode = pending._encode
+
+    def refuse(lane: Any, *rest: Any) -> Any:
+        if lane.stream.name == "a/bad":
+            raise pa.ArrowInvalid("no such bytes")
+        return encode(lane, *rest)
+
+    monkeypatch.setattr(pending, "_encode", refuse)
+    failing, neighbour = bad.writer(), good.writer()
+    with blocked(local_store):
+        lost = [failing.write(bytes(size)) for _ in range(3)]
+        kept = [neighbour.write(bytes(size)) for _ in range(3)]
+    for ack in lost:
+        with pytest.raises(hw.HeadwaterError, match="no such bytes"):
+            ack.result(WAIT_SECONDS)
+    assert [ack.result(WAIT_SECONDS) for ack in kept] == [(0, 0), (0, 1), (0, 2)]
+    with pytest.raises(hw.HeadwaterError, match="no such bytes"):
+        failing.write(b"more")
+    failing.abandon()
+    neighbour.close()
+    monkeypatch.undo()
+    with bad.writer() as writer:
+        assert writer.write(b"again").result(WAIT_SECONDS) == (0, 0)
 
 
 def test_one_writer_s_failure_does_not_touch_its_neighbours_in_the_same_flush(store: hw.Store) -> None:
