@@ -71,6 +71,7 @@ class PostgresServer:
             "postgres",
             sql.SQL("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = {}").format(sql.Literal(used)),
             sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(used), sql.Identifier(name)),
+            sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)),
         )
         self._execute(name, sql.SQL(EMPTY))
         return name

@@ -256,6 +256,7 @@ class Store:
     def delete_stream(self, name: str) -> None:
         """Delete a sealed stream with all its data. The name may be used again, for another stream."""
         lifecycle.delete_stream(self._engine, parse_stream_name(name))
+        self._router.forget_name(name)
         truncation.free_rows(self._engine)
 
     def cut(self, *names: str | Stream) -> Cut:

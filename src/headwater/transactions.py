@@ -22,6 +22,7 @@ from headwater.errors import (
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
+    SealedError,
     TransactionEndedError,
     UnavailableError,
 )
@@ -177,6 +178,8 @@ class Transaction:
         self._unstaged_readers: list[Change] = []
         self._pending: Batch | None = None
         self._refs: dict[str, StreamRef] = {}
+        #: Those of them that are remembered from earlier transactions.
+        self._unseen: set[str] = set()
         self._size = 0
         if self._is_begun and auto_renew:
             store._heart.add(self._renew_quietly, lease / 3)
@@ -213,6 +216,7 @@ class Transaction:
         """Make the transaction known to the catalog. A short one never is before its commit: that saves it a round trip."""
         if not self._is_begun:
             self._check_age()
+            self._look_up_again()
             self._engine.write_once(transactions.begin, self._id, self._lease_us, self._age_us, self._marker, self._open_us)
             self._is_begun = True
             failpoints.reach("txn.begun")
@@ -250,7 +254,7 @@ class Transaction:
             if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
                 checked, routing_key, size = value, key_bytes(key), len(value)
             else:
-                checked, routing_key, size = events.check(value, key, time)
+                events, (checked, routing_key, size) = self._fitting(stream, lambda events: events.check(value, key, time))
             if self._size >= _STAGE_BYTES:
                 self._make_room()
             if time is not None:
@@ -263,8 +267,7 @@ class Transaction:
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None = None) -> None:
         """Add an Arrow batch of events; `key` names the column with the routing keys."""
         with self._lock:
-            events = self._events_of(stream)
-            chunk = batch_chunk(batch, key, events.stream)
+            events, chunk = self._fitting(stream, lambda events: batch_chunk(batch, key, events.stream))
             if chunk.count:
                 self._make_room()
                 events.close_chunk()
@@ -330,14 +333,49 @@ class Transaction:
         self._named_events[name] = self._events[ref.id]
         return self._events[ref.id]
 
+    def _fitting(self, name: str, check: Callable[[_Events], T]) -> tuple[_Events, T]:
+        """What was given, as the stream takes it. Before it is refused, a stream that was only remembered is looked up."""
+        events = self._events_of(name)
+        try:
+            return events, check(events)
+        except InvalidRequestError:
+            if name not in self._unseen:
+                raise
+            self._look_up_again()
+            events = self._events_of(name)
+            return events, check(events)
+
     def _ref(self, name: str, kind: str) -> StreamRef:
         self._check_open()
         ref = self._refs.get(name)
         if ref is None:
-            ref = self._refs[name] = open_stream(self._engine, parse_stream_name(name))
+            ref = self._router.remembered(name) if kind == "events" and not self._is_begun else None
+            if ref is not None:
+                self._unseen.add(name)
+            else:
+                ref = open_stream(self._engine, parse_stream_name(name))
+                self._router.remember(ref)
+            self._refs[name] = ref
         if ref.kind != kind:
             raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not {kind!r}")
         return ref
+
+    def _look_up_again(self) -> None:
+        """See whether streams that were remembered are still the ones of their names; events go to those that took their place."""
+        for name in self._unseen:
+            old = self._refs[name]
+            self._router.forget_name(name)
+            found = self._refs[name] = open_stream(self._engine, parse_stream_name(name))
+            self._router.remember(found)
+            if found.id != old.id:
+                del self._named_events[name]
+                events = self._events.pop(old.id)
+                if events.values or events.chunks:
+                    if found.kind != "events" or not found.is_opaque:
+                        raise InvalidRequestError(f"{name} was deleted, and another kind of stream created under its name: begin again")
+                    events.stream = found
+                    self._named_events[name] = self._events[found.id] = events
+        self._unseen.clear()
 
     def _check_open(self) -> None:
         if self._status is not TransactionStatus.OPEN:
@@ -396,13 +434,20 @@ class Transaction:
                 self._end(TransactionStatus.ABORTED)
             raise
 
+    def _route(self, events: _Events) -> Route:
+        try:
+            return self._router.route(events.stream)
+        except (NotFoundError, SealedError):
+            self._look_up_again()
+            return self._router.route(events.stream)
+
     def _gather(self) -> Batch | None:
         """All that is not staged yet as blocks, in storage if they are large. None if there is nothing."""
         batch = Batch((uuid.uuid4().int >> 66) + 1)
         blocks = []
-        for events in self._events.values():
+        for events in list(self._events.values()):
             if events.values or events.chunks:
-                route = self._router.route(events.stream)
+                route = self._route(events)
                 batch.widths[events.stream.id] = len(route.numbers)
                 blocks += [(events.stream.id, segment, block) for segment, block in events.encode(route)]
         for table, changes in self._tables.values():
@@ -500,6 +545,7 @@ class Transaction:
             except RouteStale:
                 for events in self._events.values():
                     self._router.forget(events.stream)
+                self._look_up_again()
                 batch = None
             except RollNeeded:
                 # Only what was staged before needs one, so the catalog knows of it.

@@ -1058,3 +1058,55 @@ def test_a_store_that_is_closed_begins_and_commits_nothing(place: Place) -> None
     for call in (store.transaction, tx.flush, tx.commit):
         with pytest.raises(hw.InvalidRequestError):
             call()
+
+
+def create_anew(store: hw.Store, **options: Any) -> None:
+    store.stream(ONE).seal()
+    store.delete_stream(ONE)
+    store.create_stream(ONE, **options)
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_stream_that_was_created_anew_is_written_to_under_its_name(store: hw.Store, place: Place, is_staged: bool) -> None:
+    # The second transaction remembers the first one's stream; another process deletes it and creates another one meanwhile.
+    with store.transaction() as tx:
+        tx.write(ONE, b"old")
+    with place.open() as other:
+        create_anew(other, scaling=hw.Scaling.fixed(3))
+    with store.transaction() as tx:
+        tx.write(ONE, b"new")
+        if is_staged:
+            tx.flush()
+    assert values(store, ONE) == ["new"]
+
+
+def test_a_stream_that_has_a_schema_since_is_written_to_under_its_name(store: hw.Store, place: Place) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    with store.transaction() as tx:
+        tx.write(ONE, b"old")
+    with place.open() as other:
+        create_anew(other, schema=schema)
+    with store.transaction() as tx:
+        tx.write(ONE, {"n": 1})
+        tx.write_batch(ONE, pa.record_batch({"n": [2]}, schema=schema))
+    assert [event.value for event in store.stream(ONE).read()] == [{"n": 1}, {"n": 2}]
+
+
+def test_what_fits_a_stream_that_is_gone_is_refused_by_the_one_of_its_name(store: hw.Store, place: Place) -> None:
+    for value in (b"old", b"late"):
+        with store.transaction() as tx:
+            tx.write(ONE, value)
+    with place.open() as other:
+        other.stream(ONE).seal()
+        with pytest.raises(hw.SealedError), store.transaction() as tx:
+            tx.write(ONE, b"later")
+        other.delete_stream(ONE)
+        with pytest.raises(hw.NotFoundError), store.transaction() as tx:
+            tx.write(ONE, b"later")
+        other.create_stream(ONE)
+        with store.transaction() as tx:
+            tx.write(ONE, b"new")
+        create_anew(other, schema=pa.schema([("n", pa.int64())]))
+    with pytest.raises(hw.InvalidRequestError, match="another kind of stream"), store.transaction() as tx:
+        tx.write(ONE, b"later")
+    assert values(store, TWO) == [] and [event.value for event in store.stream(ONE).read()] == []

@@ -18,7 +18,7 @@ from headwater.catalog.transactions import (
     COMMITTING,
     OPEN,
     Batch,
-    begun,
+    begin,
     drop,
     forget_staged,
     insert_staged,
@@ -63,20 +63,23 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
     # Those that are locked may be all of a stream's open ones. If they are not, they are looked up with the locks: no trip more.
     looked = [stream for stream, numbers in wanted.items() if batch.widths.get(stream) != len(numbers)]
     looks = [segments.opened(stream) for stream in looked]
-    # All that a transaction needs which was never staged, in one round trip; its commit is the second.
+    # All that a transaction needs which was never staged, in one round trip; its commit is the second. Whether it is known is asked
+    # last: an earlier attempt of this commit, whose connection was lost, has ended when its locks can be had.
     held = [_lock_marker(marker.owner)] if marker is not None else []
-    new, *answers = tx.run_all([begun(id, lease_us, age_us, marker, open_us), *held, *locks, *looks])
+    *answers, known = tx.run_all([*held, *locks, *looks, ("SELECT now_us(), (SELECT state FROM txn WHERE id = ?)", (id,))])
     answers = answers[len(held) :]
-    if not new or new[0][0]:
+    now, state = known[0]
+    if state is not None:
         earlier, marker, batch = _look_again(tx, id, batch, marker, by)
         if earlier is not None:
             return earlier
     repeated = _check_marker(tx, marker)
     if repeated is not None:
+        begin(tx, id, lease_us, age_us, marker, open_us)
         drop(tx, [id], f"its marker was committed by {repeated.id}")
         return repeated
     batch = with_object(tx, batch)
-    if new:
+    if state is None:
         rows = {stream: [segments.to_row(row) for row in found] for stream, found in zip(wanted, answers, strict=False)}
         targets = {(stream, row.number): Target(row) for stream, found in rows.items() for row in found if row.is_open}
         if len(targets) < sum(map(len, wanted.values())):
@@ -84,7 +87,8 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
         opened = rows | {
             stream: [segments.to_row(row) for row in found] for stream, found in zip(looked, answers[len(locks) :], strict=True)
         }
-        outcome = _apply(tx, id, batch, [], targets, marker, by, new[0][1], opened)
+        times = now - open_us, lease_us, now + lease_us - age_us
+        outcome = _apply(tx, id, batch, [], targets, marker, by, now, _New(opened, times))
     else:
         staged = _staged(tx, id)
         needed = {(row.stream, row.segment) for row in staged} | {(item.stream, item.append.segment) for item in batch.appends}
@@ -231,6 +235,13 @@ def _staged(tx: Tx, id: str) -> list[_Staged]:
     return [_Staged(*row) for row in tx.run(sql, (id,))]
 
 
+class _New(NamedTuple):
+    """A transaction of which nothing was staged: the open segments of each stream, and when it began, its lease, and until when."""
+
+    opened: dict[int, list[SegmentRow]]
+    times: tuple[int, int, int]
+
+
 def _apply(
     tx: Tx,
     id: str,
@@ -240,19 +251,15 @@ def _apply(
     marker: Marker | None,
     by: str,
     now: int,
-    opened: dict[int, list[SegmentRow]] | None = None,
+    new: _New | None = None,
 ) -> Outcome:
-    """Append, change and record everything, once each condition was found to hold.
-
-    `opened` are the open segments of each stream for a transaction of which nothing was staged.
-    """
-    is_new = opened is not None
+    """Append, change and record everything, once each condition was found to hold."""
     _check_tails(tx, id, batch, staged, targets)
     used = {
         key: targets[key]
         for key in sorted({(row.stream, row.segment) for row in staged} | {(s.stream, s.append.segment) for s in batch.appends})
     }
-    changes = _numbered_changes(tx, id, batch, staged, used, is_new)
+    changes = _numbered_changes(tx, id, batch, staged, used, new is not None)
     tables.check_entries(tx, [change for change in changes if change.kind != "reader"])
     groups.check_positions(tx, [change for change in changes if change.kind == "reader"])
 
@@ -278,9 +285,10 @@ def _apply(
         target.bytes = 0
     tables.apply_entries(tx, [change for change in changes if change.kind != "reader"])
     groups.apply_positions(tx, [change for change in changes if change.kind == "reader"])
-    if not is_new:
+    if new is not None:
+        opened = new.opened
+    else:
         forget_staged(tx, id)
-    if opened is None:
         opened = {stream: segments.list_open_segments(tx, stream) for stream in sorted({key[0] for key in used})}
     tails = {stream: {row.number: row.tail for row in rows} for stream, rows in opened.items()}
     for (stream, number), target in grown.items():
@@ -293,7 +301,14 @@ def _apply(
         found = added.setdefault(stream, {})
         found[number] = found.get(number, 0) + events
     result = json.dumps({"tails": dumped, "by": by, "added": added})
-    tx.defer("UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(result, id)])
+    if new is not None:
+        tx.defer(
+            "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, marker_owner, marker_sequence, "
+            "marker_fingerprint, result) VALUES (?, 'committed', ?, ?, ?, now_us(), 0, ?, ?, ?, ?)",
+            [(id, *new.times, *(marker or (None, None, None)), result)],
+        )
+    else:
+        tx.defer("UPDATE txn SET state = 'committed', ended_at = now_us(), result = ? WHERE id = ?", [(result, id)])
     if marker is not None:
         tx.defer(
             "INSERT INTO marker (owner, sequence, fingerprint, txn, result, committed_at) VALUES (?, ?, ?, ?, ?, now_us()) "

@@ -73,10 +73,13 @@ def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
     segments = sorted({(part.stream, append.segment) for part in flush.parts for append in part.appends})
     writers = sorted({(part.stream, part.writer) for part in flush.parts if part.writer is not None})
     locks = _lock_segments(segments)
-    answers = tx.run_all([_claim(flush), *locks, *(_lock_writer(*key) for key in writers)])
-    if not answers[0]:
-        return _earlier_result(tx, flush)
-    now: int = answers[0][0][0]
+    answers = tx.run_all([_lock_session(flush.session), *locks, *(_lock_writer(*key) for key in writers)])
+    live, last_flush, last_result, now = answers[0][0] if answers[0] else (0, 0, "", 0)
+    if last_flush == flush.number:
+        return _load(last_result)
+    if not live:
+        raise FencedError(f"session {flush.session} was fenced: nothing of its flush {flush.number} was stored")
+    assert last_flush == flush.number - 1, f"flush {flush.number} follows flush {last_flush}"
     failpoints.reach("append.begun")
     state = {(row[0], row[1]): _Tail(*row[2:]) for rows in answers[1 : 1 + len(locks)] for row in rows}
     held = {key: rows[0] for key, rows in zip(writers, answers[1 + len(locks) :], strict=True) if rows}
@@ -116,7 +119,10 @@ def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
     tx.defer("INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents)
     tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks)
     tx.defer("UPDATE writer SET last_number = ? WHERE stream = ? AND id = ?", [(number, *key) for key, number in numbers.items()])
-    tx.defer("UPDATE session SET last_result = ? WHERE id = ?", [(_dump(results), flush.session)])
+    tx.defer(
+        "UPDATE session SET last_flush = ?, last_result = ?, renewed_at = ? WHERE id = ?",
+        [(flush.number, _dump(results), now, flush.session)],
+    )
     failpoints.reach("append.applied")
     return results
 
@@ -134,11 +140,8 @@ class _Tail:
         self.bytes = 0
 
 
-def _claim(flush: Flush) -> Statement:
-    return (
-        "UPDATE session SET last_flush = ?, renewed_at = now_us() WHERE id = ? AND live = 1 AND last_flush = ? RETURNING now_us()",
-        (flush.number, flush.session, flush.number - 1),
-    )
+def _lock_session(session: int) -> Statement:
+    return "SELECT live, last_flush, last_result, now_us() FROM session WHERE id = ? FOR UPDATE", (session,)
 
 
 _IN_SIZES = (1, 4, 16, 64, 256)
@@ -184,14 +187,6 @@ def _refusal(part: Part, state: dict[tuple[int, int], _Tail], held: dict[tuple[i
     if any(tail is not None and tail.sealed for tail in tails):
         return Refused("sealed")
     return None
-
-
-def _earlier_result(tx: Tx, flush: Flush) -> list[PartResult]:
-    rows = tx.run("SELECT live, last_flush, last_result FROM session WHERE id = ?", (flush.session,))
-    if rows and rows[0][1] == flush.number:
-        return _load(rows[0][2])
-    assert not rows or not rows[0][0], f"flush {flush.number} follows flush {rows[0][1]}"
-    raise FencedError(f"session {flush.session} was fenced: nothing of its flush {flush.number} was stored")
 
 
 def _dump(results: Sequence[PartResult]) -> str:

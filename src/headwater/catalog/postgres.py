@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 import time
 import weakref
@@ -21,6 +22,8 @@ from headwater.runtime.retry import retry
 try:
     import psycopg
     from psycopg import errors as pg
+
+    from headwater.catalog.pgpipeline import Pipeline
 except ImportError as missing:
     raise InvalidRequestError("a catalog on PostgreSQL needs psycopg: pip install 'headwater[postgres]'") from missing
 
@@ -36,11 +39,6 @@ _opened: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
 _inherited: list[Any] = []
 
 
-@lru_cache(maxsize=1024)
-def _dialect(sql: str) -> str:
-    return sql.replace("%", "%%").replace("?", "%s")
-
-
 @lru_cache(maxsize=256)
 def _of_many(sql: str, count: int) -> str:
     """An INSERT of one row as one of many."""
@@ -52,52 +50,36 @@ def _of_many(sql: str, count: int) -> str:
 class PostgresTx:
     """A transaction on one connection. What is deferred goes out with the next statement that wants an answer, or with the commit."""
 
-    def __init__(self, connection: Connection, begin: str) -> None:
-        self._connection = connection
-        self._deferred: list[tuple[str, Sequence[Sequence[Any]]]] = [(begin, [()])]
+    def __init__(self, pipeline: Pipeline, begin: str) -> None:
+        self._pipeline = pipeline
+        self._deferred: list[Statement] = [(begin, ())]
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self.run_all([(sql, values)])[0]
 
     def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        with self._connection.pipeline():
-            self._send_deferred()
-            cursors = [self._connection.execute(_dialect(sql), values, binary=True) for sql, values in statements]
-        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        first, self._deferred = self._deferred, []
+        return self._pipeline.run([*first, *statements])[len(first) :]
 
     def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        self._deferred.append((sql, rows))
-
-    def _send_deferred(self) -> None:
-        # Nobody looks at their answers, so one cursor does for all.
-        cursor = self._connection.cursor()
-        for sql, rows in self._deferred:
-            if len(rows) == 1:
-                cursor.execute(_dialect(sql), rows[0])
-            elif rows and " VALUES (" in sql and " DO UPDATE" not in sql:
-                # A statement of many rows costs little more than one of one row. Of powers of two, so that few are prepared.
-                at = 0
-                while at < len(rows):
-                    count = min(_MOST_ROWS, 1 << (len(rows) - at).bit_length() - 1)
-                    cursor.execute(_of_many(_dialect(sql), count), list(chain.from_iterable(rows[at : at + count])))
-                    at += count
-            elif rows:
-                cursor.executemany(_dialect(sql), rows)
-        self._deferred.clear()
+        if len(rows) > 1 and " VALUES (" in sql and " DO UPDATE" not in sql:
+            # A statement of many rows costs little more than one of one row. Of powers of two, so that few are prepared.
+            at = 0
+            while at < len(rows):
+                count = min(_MOST_ROWS, 1 << (len(rows) - at).bit_length() - 1)
+                self._deferred.append((_of_many(sql, count), list(chain.from_iterable(rows[at : at + count]))))
+                at += count
+        else:
+            self._deferred += [(sql, row) for row in rows]
 
     def commit(self) -> None:
         """Send what is deferred and the commit, in one round trip."""
-        self.defer("COMMIT", [()])
-        with self._connection.pipeline():
-            self._send_deferred()
+        self.run_all([("COMMIT", ())])
 
     def roll_back(self) -> None:
-        if self._connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR:
-            # The server skipped the statements behind the one that failed; psycopg takes them for prepared there, and never learns.
-            self._connection.close()
-        elif self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        if self._pipeline.is_open and self._pipeline.status != psycopg.pq.TransactionStatus.IDLE:
             with suppress(psycopg.Error):
-                self._connection.execute("ROLLBACK")
+                self._pipeline.run([("ROLLBACK", ())])
 
 
 class PostgresDatabase:
@@ -114,7 +96,7 @@ class PostgresDatabase:
 
     def _begin(self) -> None:
         self._pool_lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[Pipeline] = []
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changes = PostgresChanges(self)
 
@@ -139,54 +121,54 @@ class PostgresDatabase:
             keepalives_interval=5,
             keepalives_count=3,
             application_name="headwater",
+            client_encoding="utf8",
         )
         self._connections.add(connection)
         # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
         connection.execute(f"SET lock_timeout = {int(LOCK_SECONDS * 1000)}")
         connection.execute(f"SET idle_in_transaction_session_timeout = {int(LOCK_SECONDS * 1000)}")
         if connection.info.server_version >= 170000:
-            # The timeout above never fires after a pipeline: psycopg sends a Flush behind its Sync, and that message stops the server's
-            # timer for good (seen with psycopg 3.3 and PostgreSQL 18).
+            # The timeout above counts from the end of a round trip; a process may be stopped in the middle of one.
             connection.execute(f"SET transaction_timeout = {int(3 * LOCK_SECONDS * 1000)}")
         connection.execute("SET default_transaction_isolation = 'read committed'")
         # Whatever the server or the role is set to. For the session, and not in each transaction, where it would be one statement of nine.
         connection.execute("SET synchronous_commit = on")
         return connection
 
-    def _take(self) -> Connection:
+    def _take(self) -> Pipeline:
         with self._pool_lock:
             while self._idle:
-                connection = self._idle.pop()
-                if not connection.closed:
-                    return connection
-        return self.connect()
+                pipeline = self._idle.pop()
+                if pipeline.is_open:
+                    return pipeline
+        return Pipeline(self.connect())
 
-    def _give_back(self, connection: Connection) -> None:
-        if connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-            connection.close()
+    def _give_back(self, pipeline: Pipeline) -> None:
+        if not pipeline.is_open or pipeline.status != psycopg.pq.TransactionStatus.IDLE:
+            pipeline.close()
             return
         with self._pool_lock:
-            self._idle.append(connection)
+            self._idle.append(pipeline)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self._repeated(lambda: self._query(sql, values))
 
     def _query(self, sql: str, values: Sequence[Any]) -> list[Row]:
-        connection = self._take()
+        pipeline = self._take()
         try:
-            return connection.execute(_dialect(sql), values, binary=True).fetchall()
+            return pipeline.run([(sql, values)])[0]
         finally:
-            self._give_back(connection)
+            self._give_back(pipeline)
 
     def read(self, work: Callable[[Tx], T]) -> T:
         def attempt() -> T:
-            connection = self._take()
-            tx = PostgresTx(connection, _BEGIN_READING)
+            pipeline = self._take()
+            tx = PostgresTx(pipeline, _BEGIN_READING)
             try:
                 return work(tx)
             finally:
                 tx.roll_back()
-                self._give_back(connection)
+                self._give_back(pipeline)
 
         return self._repeated(attempt)
 
@@ -194,14 +176,14 @@ class PostgresDatabase:
         return self._repeated(lambda: self._write(work, repeatable))
 
     def _write(self, work: Callable[[Tx], T], repeatable: bool) -> T:
-        connection = self._take()
-        tx = PostgresTx(connection, "BEGIN")
+        pipeline = self._take()
+        tx = PostgresTx(pipeline, "BEGIN")
         try:
             result = work(tx)
             try:
                 tx.commit()
             except psycopg.OperationalError as error:
-                if repeatable or not connection.broken:
+                if repeatable or pipeline.is_open:
                     raise
                 raise OutcomeUnknownError(f"the connection to the catalog was lost during a commit ({error}): ask for the state") from error
             return result
@@ -209,7 +191,7 @@ class PostgresDatabase:
             tx.roll_back()
             raise
         finally:
-            self._give_back(connection)
+            self._give_back(pipeline)
 
     def _repeated(self, attempt: Callable[[], T]) -> T:
         with _translated(self.url):
@@ -226,8 +208,8 @@ class PostgresDatabase:
     def close(self) -> None:
         self._changes.close()
         with self._pool_lock:
-            for connection in self._idle:
-                connection.close()
+            for pipeline in self._idle:
+                pipeline.close()
             self._idle.clear()
 
 
@@ -269,10 +251,11 @@ class PostgresChanges(Changes):
         while not self._closed.is_set():
             with suppress(psycopg.Error), self._connection() as connection:
                 connection.execute("SET synchronous_commit = off")
+                pipeline = Pipeline(connection)
                 while not self._closed.is_set():
                     self._to_tell.wait()
                     self._to_tell.clear()
-                    connection.execute(f"NOTIFY {_CHANNEL}")
+                    pipeline.run([(f"NOTIFY {_CHANNEL}", ())])
                     # All that is committed in this pause shares the next notice.
                     time.sleep(self.PAUSE_SECONDS)
             self._closed.wait(0.5)
@@ -282,9 +265,16 @@ class PostgresChanges(Changes):
             with suppress(psycopg.Error), self._connection() as connection:
                 connection.execute(f"LISTEN {_CHANNEL}")
                 self.bump()
+                # psycopg's own `notifies` takes several times as long for one.
+                pgconn, socket = connection.pgconn, select.poll()
+                socket.register(connection, select.POLLIN)
                 while not self._closed.is_set():
-                    for _ in connection.notifies(timeout=0.5):
-                        self.bump()
+                    if socket.poll(500):
+                        pgconn.consume_input()
+                        if pgconn.notifies() is not None:
+                            self.bump()
+                        while pgconn.notifies() is not None:
+                            pass
             self._closed.wait(0.5)
 
     @contextmanager
@@ -313,7 +303,9 @@ def _is_retryable(error: Exception) -> bool:
         return False
     if isinstance(error, psycopg.OperationalError) and "password" in str(error):
         return False
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | pg.DeadlockDetected | pg.SerializationFailure)
+    # A row that was not there a moment ago: of two attempts of one commit, the later one finds out what the other did.
+    again = pg.DeadlockDetected | pg.SerializationFailure | pg.UniqueViolation
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | again)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headwater.catalog.database import Statement, Tx
+from headwater.catalog.database import Tx
 from headwater.catalog.extents import Append
 from headwater.catalog.schema import next_id
 from headwater.errors import NotFoundError, TransactionEndedError
@@ -58,16 +58,11 @@ class Batch:
 
 def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None, open_us: int = 0) -> bool:
     """Insert the transaction, which began `open_us` ago and its lease `age_us` ago; False if it is there already."""
-    return bool(tx.run(*begun(id, lease_us, age_us, marker, open_us)))
-
-
-def begun(id: str, lease_us: int, age_us: int, marker: Marker | None, open_us: int) -> Statement:
     sql = (
         "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal, marker_owner, marker_sequence, marker_fingerprint) "
-        "VALUES (?, 'open', now_us() - ?, ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING "
-        "RETURNING expires_at < now_us(), now_us()"
+        "VALUES (?, 'open', now_us() - ?, ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id"
     )
-    return sql, (id, open_us, lease_us, lease_us - age_us, *(marker or (None, None, None)))
+    return bool(tx.run(sql, (id, open_us, lease_us, lease_us - age_us, *(marker or (None, None, None)))))
 
 
 def renew(tx: Tx, id: str) -> None:

@@ -83,6 +83,18 @@ class Router:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._routes: dict[int, Route] = {}
+        self._refs: dict[str, StreamRef] = {}
+
+    def remember(self, ref: StreamRef) -> None:
+        """Of a stream of opaque events nothing changes but whether it is there: its name need not be looked up each time."""
+        if ref.kind == "events" and ref.is_opaque:
+            self._refs[ref.name] = ref
+
+    def remembered(self, name: str) -> StreamRef | None:
+        return self._refs.get(name)
+
+    def forget_name(self, name: str) -> None:
+        self._refs.pop(name, None)
 
     def route(self, stream: StreamRef) -> Route:
         """SealedError or NotFoundError if the stream can't be written any more."""

@@ -1,0 +1,75 @@
+"""Statements in one round trip: values come back as they went, errors end what is behind them, and nobody waits for each other for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from headwater.catalog.pgpipeline import Pipeline
+
+
+@pytest.fixture
+def pipeline(postgres_url: str) -> Iterator[Pipeline]:
+    pipeline = Pipeline(psycopg.connect(postgres_url, autocommit=True))
+    yield pipeline
+    pipeline.close()
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**62, "", "naïve ✓", "?", b"", bytes(range(256)), 0.5, None])
+def test_a_value_comes_back_as_it_went(pipeline: Pipeline, value: object) -> None:
+    kind = {int: "BIGINT", str: "TEXT", bytes: "BYTEA", float: "FLOAT8"}.get(type(value), "BIGINT")
+    for _ in range(5):  # It is prepared on the way.
+        assert pipeline.run([(f"SELECT CAST(? AS {kind}), 1", (value,))]) == [[(value, 1)]]
+
+
+def test_text_that_postgresql_does_not_take_is_an_error_and_not_cut_short(pipeline: Pipeline) -> None:
+    with pytest.raises(psycopg.Error, match="0x00"):
+        pipeline.run([("SELECT CAST(? AS TEXT)", ("a\0b",))])
+    assert pipeline.run([("SELECT 1", ())]) == [[(1,)]]
+
+
+def test_each_statement_has_its_rows(pipeline: Pipeline) -> None:
+    for _ in range(5):
+        answers = pipeline.run([("BEGIN", ()), ("SELECT CAST(? AS BIGINT)", (1,)), ("SELECT 1 WHERE false", ()), ("COMMIT", ())])
+        assert answers == [[], [(1,)], [], []]
+
+
+def test_an_error_ends_what_is_behind_it(pipeline: Pipeline) -> None:
+    pipeline.run([("CREATE TABLE t (n BIGINT)", ())])
+    for _ in range(5):
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            pipeline.run([("BEGIN", ()), ("INSERT INTO t VALUES (?)", (1,)), ("SELECT 1 / 0", ()), ("COMMIT", ())])
+        assert pipeline.status == psycopg.pq.TransactionStatus.INERROR
+        pipeline.run([("ROLLBACK", ())])
+        assert pipeline.run([("INSERT INTO t VALUES (?)", (2,)), ("SELECT count(*) FROM t WHERE n = 1", ())]) == [[], [(0,)]]
+
+
+def test_much_in_both_directions_does_not_stand_still(pipeline: Pipeline) -> None:
+    # Were it all sent before anything is read, the server would wait for us to read, and we for it.
+    pipeline.run([("CREATE TABLE t (data BYTEA)", ()), ("INSERT INTO t VALUES (?)", (bytes(4_000_000),))])
+    both = [("SELECT data FROM t LIMIT 1", ()), ("INSERT INTO t VALUES (?)", (bytes(4_000_000),))]
+    answers = pipeline.run(both * 8)
+    assert [len(rows) for rows in answers] == [1, 0] * 8
+
+
+def test_a_connection_that_ends_is_an_error_and_closed(pipeline: Pipeline, postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s)", (pipeline.connection.info.backend_pid,))
+    with pytest.raises(psycopg.OperationalError):
+        for _ in range(100):
+            pipeline.run([("SELECT 1", ())])
+            time.sleep(0.05)
+    assert not pipeline.is_open
+
+
+def test_a_connection_that_was_interrupted_is_not_used_again(pipeline: Pipeline) -> None:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run([("SELECT pg_sleep(30)", ())])
+    assert not pipeline.is_open
