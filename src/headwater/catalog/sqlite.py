@@ -261,10 +261,6 @@ class SqliteChanges(Changes):
             self.bump()
         return changed
 
-    def version(self) -> int:
-        self._poll()
-        return self._version
-
     def wait(self, seen: int, timeout: float) -> None:
         started = time.monotonic()
         while True:

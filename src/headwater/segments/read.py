@@ -121,17 +121,20 @@ class Batch:
         if name == "_number":
             return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
         if name == "_segment":
-            if self.count > _REPEATED_ROWS:
-                return _numbers(np.full(self.count, self.segment, dtype=np.int64), pa.int64())
-            return _repeated(self.segment, 1 << self.count.bit_length()).slice(0, self.count)
+            return self._repeat(self.segment, pa.int64())
         if name == "_stream":
-            return pa.repeat(self._stream.name, self.count)
+            return self._repeat(self._stream.name, pa.string())
         if name == "_time" and chunk.times is not None:
             times = self._cut(chunk.times)
             return times.fill_null(pa.scalar(self.appended_at, pa.int64()).cast(TIME)) if times.null_count else times
         if not isinstance(self._appended, int):
             return self._cut(self._appended)
-        return _numbers(np.full(self.count, self._appended, dtype=np.int64), TIME)
+        return self._repeat(self._appended, TIME)
+
+    def _repeat(self, value: int | str, kind: pa.DataType) -> pa.Array:
+        if self.count > _REPEATED_ROWS:
+            return _repeated(value, kind, self.count)
+        return _kept(value, kind, 1 << self.count.bit_length()).slice(0, self.count)
 
 
 def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
@@ -139,9 +142,12 @@ def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> 
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-@lru_cache(maxsize=32)
-def _repeated(number: int, count: int) -> pa.Array:
-    return _numbers(np.full(count, number, dtype=np.int64), pa.int64())
+def _repeated(value: int | str, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(value, count) if isinstance(value, str) else _numbers(np.full(count, value, dtype=np.int64), kind)
+
+
+#: One value again and again is a column of many batches: of a segment's, of a stream's, of those that were appended at once.
+_kept = lru_cache(maxsize=32)(_repeated)
 
 
 def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]:
