@@ -13,16 +13,19 @@ import threading
 from headwater.cli import main
 
 
-def end_with_parent() -> None:
-    """End this process, and what it started, when the one that started it is gone."""
+def end_with_parent() -> threading.Event:
+    """End this process, and what it started, when the one that started it is gone. The event says that it sent a line."""
+    told = threading.Event()
 
     def wait() -> None:
-        sys.stdin.read()
+        for _ in sys.stdin:
+            told.set()
         if os.getpgid(0) == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+    return told
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""The Spark pipeline that the demo kills: `python -m headwater.cli.demo.pipeline STORE CHECKPOINTS`.
+"""The Spark pipeline that the demo kills: `python -m headwater.cli.demo.pipeline STORE CHECKPOINTS [standby]`.
 
 Two steps, from stream to stream: each reading gets its site and whether it is hot (a join), then readings are counted by site and minute of
 event time, late ones too. Started again, it goes on from its checkpoints; headwater's sink stores each batch once. That is all of it.
+A standby is a driver that is up, and begins when it gets a line: a JVM takes longer to start than these queries to recover.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ _QUICK = {
 }
 
 
-def start(spark: Any, store: str, checkpoints: Path) -> None:
-    """Start both steps."""
+def start(spark: Any, store: str, checkpoints: Path, wait: Callable[[], object]) -> None:
+    """Prepare both steps, then `wait`, then start them."""
     from pyspark.sql import functions as f  # an extra, which only this part of the demo needs
 
     def read(stream: str) -> Any:
@@ -36,29 +38,27 @@ def start(spark: Any, store: str, checkpoints: Path) -> None:
     sensors = spark.createDataFrame(
         [(sensor, site, LIMITS[site]) for sensor, site in SENSORS.items()], "sensor string, site string, limit double"
     )
-    readings = read(READINGS).join(f.broadcast(sensors), "sensor")
-    write(
-        readings.select("sensor", "reading", "celsius", "at", "site", (f.col("celsius") > f.col("limit")).alias("hot")),
-        ENRICHED,
-        key="sensor",
-        time="at",
-    )
+    joined = read(READINGS).join(f.broadcast(sensors), "sensor")
+    enriched = joined.select("sensor", "reading", "celsius", "at", "site", (f.col("celsius") > f.col("limit")).alias("hot"))
     minutes = f.window("at", f"{WINDOW_SECONDS} seconds")
     by_minute = read(ENRICHED).withWatermark("at", f"{WATERMARK_SECONDS} seconds").groupBy(minutes, "site")
     windows = by_minute.agg(
         f.count("*").alias("readings"), f.sum(f.col("hot").cast("long")).alias("hot"), f.avg("celsius").alias("celsius")
     )
-    write(windows.select("site", f.col("window.start").alias("minute"), "readings", "hot", "celsius"), WINDOWS, key="site", time="minute")
+    counted = windows.select("site", f.col("window.start").alias("minute"), "readings", "hot", "celsius")
+    wait()
+    write(enriched, ENRICHED, key="sensor", time="at")
+    write(counted, WINDOWS, key="site", time="minute")
 
 
 def main() -> None:
-    end_with_parent()
-    store, checkpoints = sys.argv[1:]
+    told = end_with_parent()
+    store, checkpoints, *is_standby = sys.argv[1:]
     import headwater.spark
 
     spark = headwater.spark.session("headwater-demo", master="local[2]", spark__sql__session__timeZone="UTC", **_QUICK)
     spark.sparkContext.setLogLevel("ERROR")
-    start(spark, store, Path(checkpoints))
+    start(spark, store, Path(checkpoints), told.wait if is_standby else lambda: None)
     spark.streams.awaitAnyTermination()
 
 

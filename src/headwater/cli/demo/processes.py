@@ -48,6 +48,12 @@ class DemoProcess:
                 start_new_session=True,
             )
 
+    def tell(self) -> None:
+        """Send it a line: what it waits for is there."""
+        assert self._running.stdin is not None
+        self._running.stdin.write("\n")
+        self._running.stdin.flush()
+
     def kill(self) -> int:
         """SIGKILL to it and to all that it started; returns its id."""
         process = self._running

@@ -28,7 +28,7 @@ _EVENTS_PER_TRANSACTION = 100
 _POLL_SECONDS, _IDLE_SECONDS = 0.02, 0.05
 _WINDOWS_SECONDS = 0.5
 #: A kill comes up to so long after the event that it was to follow: anywhere in a transaction.
-_JITTER_SECONDS = 0.03
+_JITTER_SECONDS, _DRIVER_JITTER_SECONDS = 0.03, 1.0
 _PATIENCE_SECONDS = 300.0
 
 
@@ -95,8 +95,8 @@ class Demo:
         total = self.state.expected
         # Before the last file, which comes when all is killed that shall be: so there is always something left to do.
         self._kill_at = sorted(self._chance.randrange(total // 20, max((files - 1) * events, total // 20 + 1)) for _ in range(kills))
-        # When the readings' second half is on its way to the pipeline, and at the latest when all is.
-        self._driver_kill_at = self._chance.randrange(total // 2, total * 4 // 5 + 1) if spark and kills else None
+        # When the readings' first half went through it, and the second is on its way.
+        self._driver_kill_at = self._chance.randrange(1, total // 2) if spark and kills else None
         self._is_split = False
         self._windows_at = 0.0
         self._began = 0.0
@@ -106,19 +106,26 @@ class Demo:
         self._began = time.monotonic()
         with hw.open(self.store_path) as store:
             stream = store.create_stream(READINGS, schema=SCHEMA, scaling=hw.Scaling.fixed(_SEGMENTS))
-            with self._follower() as follower, self._ingester() as ingester, self._pipeline() as pipeline:
+            with (
+                self._follower() as follower,
+                self._ingester() as ingester,
+                self._pipeline() as pipeline,
+                self._pipeline("standby") as standby,
+            ):
                 follower.start()
                 threading.Thread(target=self._listen, args=(follower,), daemon=True).start()
                 ingester.start()
                 if self.spark:
                     self._create_enriched(store)
                     pipeline.start()
+                    if self._driver_kill_at is not None:
+                        standby.start()
                 stored = 0
                 while not self._is_done():
                     self._look(store, stream)
                     show(self.state)
                     self._delivery.deliver(time.monotonic() - self._began, most=self._files_wanted())
-                    self._disturb(stream, ingester, pipeline)
+                    pipeline = self._disturb(stream, ingester, pipeline, standby)
                     # While only Spark works, it may have the processor.
                     time.sleep(_POLL_SECONDS if self.state.stored > stored else _IDLE_SECONDS)
                     stored = self.state.stored
@@ -151,8 +158,8 @@ class Demo:
     def _follower(self) -> DemoProcess:
         return DemoProcess("the follower", module_command("follower", str(self.store_path), READINGS), None)
 
-    def _pipeline(self) -> DemoProcess:
-        command = module_command("pipeline", str(self.store_path), str(self.folder / "checkpoints"))
+    def _pipeline(self, *options: str) -> DemoProcess:
+        command = module_command("pipeline", str(self.store_path), str(self.folder / "checkpoints"), *options)
         return DemoProcess("the Spark driver", command, self.folder / "pipeline.log")
 
     def _create_enriched(self, store: hw.Store) -> None:
@@ -180,8 +187,8 @@ class Demo:
                 self._windows_at = now + _WINDOWS_SECONDS
                 state.counted = sum(event.value["readings"] for event in store.stream(WINDOWS).read())
 
-    def _disturb(self, stream: hw.Stream, ingester: DemoProcess, pipeline: DemoProcess) -> None:
-        """Kill and split when it is time, and start again what was killed."""
+    def _disturb(self, stream: hw.Stream, ingester: DemoProcess, pipeline: DemoProcess, standby: DemoProcess) -> DemoProcess:
+        """Kill and split when it is time, and start again what was killed; returns the pipeline that is at work then."""
         state = self.state
         if not self._is_split and state.stored >= state.expected // 2:
             self._is_split = True
@@ -196,12 +203,17 @@ class Demo:
             ingester.start()
         if self._driver_kill_at is not None and state.enriched >= self._driver_kill_at:
             self._driver_kill_at = None
-            time.sleep(self._chance.random() * _JITTER_SECONDS)
+            time.sleep(self._chance.random() * _DRIVER_JITTER_SECONDS)
             state.driver_kills += 1
-            self._note(DRIVER_KILL, f"kill: the Spark driver, process {pipeline.kill()}, got SIGKILL, with {state.enriched:,} events read")
-            pipeline.start()
+            self._note(
+                DRIVER_KILL,
+                f"kill: the Spark driver, process {pipeline.kill()}, got SIGKILL, with {state.enriched:,} events read; a standby goes on",
+            )
+            pipeline = standby
+            pipeline.tell()
         for process in (ingester, pipeline) if self.spark else (ingester,):
             process.check()
+        return pipeline
 
     def _split(self, stream: hw.Stream) -> None:
         busy = max(stream.segments(), key=lambda segment: segment.events)
