@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 import headwater as hw
+from headwater.catalog import commits
 from headwater.catalog.commits import Outcome
+from headwater.catalog.database import Tx
+from headwater.catalog.transactions import Batch
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.test_unknown_outcome import Proxy
 from tests.crash.txn_workers import obey_transactions
@@ -198,3 +204,33 @@ def test_a_connection_that_breaks_after_commit_changes_nothing(
                 assert len(_values(store, ONE)) == len(_values(store, TWO)) == number
     finally:
         proxy.close()
+
+
+@pytest.mark.parametrize("marker", [None, hw.Marker("source", 1)])
+@pytest.mark.parametrize("has_events", [False, True])
+def test_of_two_attempts_of_one_commit_at_the_same_time_the_later_finds_the_first(
+    store: hw.Store, has_events: bool, marker: hw.Marker | None
+) -> None:
+    # A connection was given up while the server is still at work for it; the next attempt comes meanwhile.
+    tx = store.transaction(marker=marker)
+    if has_events:
+        tx.write(ONE, "1", key="a")
+    batch = tx._gather() or Batch()
+    arguments = (tx._id, batch, tx._marker, 30_000_000, 0, "me")
+    is_done, may_end = threading.Event(), threading.Event()
+
+    def first(catalog: Tx) -> Outcome:
+        outcome = commits.commit(catalog, *arguments)
+        is_done.set()
+        may_end.wait(5)
+        return outcome
+
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(store._engine.database.write, first, repeatable=True)
+        assert is_done.wait(10)
+        two = threads.submit(lambda: store._engine.write_once(commits.commit, *arguments))
+        time.sleep(0.3)
+        may_end.set()
+        assert one.result(20).id == two.result(20).id == tx._id
+    assert _values(store, ONE) == ([b"1"] if has_events else [])
+    assert store.transaction_status(tx._id) is hw.TransactionStatus.COMMITTED

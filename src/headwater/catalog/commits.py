@@ -75,6 +75,11 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
             return earlier
     repeated = _check_marker(tx, marker)
     if repeated is not None:
+        if repeated.id == id:
+            # The marker's row is what this waited for, and an earlier attempt of this commit had it.
+            earlier, _, _ = _look_again(tx, id, batch, marker, by)
+            assert earlier is not None, "it is committed"
+            return earlier
         begin(tx, id, lease_us, age_us, marker, open_us)
         drop(tx, [id], f"its marker was committed by {repeated.id}")
         return repeated
