@@ -1110,3 +1110,17 @@ def test_what_fits_a_stream_that_is_gone_is_refused_by_the_one_of_its_name(store
     with pytest.raises(hw.InvalidRequestError, match="another kind of stream"), store.transaction() as tx:
         tx.write(ONE, b"later")
     assert values(store, TWO) == [] and [event.value for event in store.stream(ONE).read()] == []
+
+
+def test_an_event_for_a_stream_created_anew_is_there_also_if_much_was_staged_for_it(store: hw.Store, place: Place) -> None:
+    with store.transaction() as tx:
+        tx.write(ONE, b"old")
+        tx.write(TWO, b"old")
+    with place.open() as other:
+        create_anew(other)
+    with store.transaction() as tx:
+        for _ in range(10):
+            tx.write(TWO, bytes(1_000_000))
+        tx.write(ONE, b"new")
+        tx.write(ONE, b"newer")
+    assert values(store, ONE) == ["new", "newer"]

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import headwater as hw
-from headwater import transactions
+from headwater import contents
 from headwater.ingest import ingest
 from headwater.runtime import failpoints
 from tests.crash.processes import Place
@@ -19,7 +19,7 @@ def ingest_folder(channel: Connection, place: Place, spec: str, folder: str, str
     Two more options than `ingest` has: `stage_bytes`, after which a transaction is staged, and `seconds`, which each piece takes.
     """
     failpoints.arm(spec)
-    transactions._STAGE_BYTES = options.pop("stage_bytes", transactions._STAGE_BYTES)
+    contents._STAGE_BYTES = options.pop("stage_bytes", contents._STAGE_BYTES)
     least = options.pop("seconds", 0.0)
     with place.open() as store:
         channel.send("begun")

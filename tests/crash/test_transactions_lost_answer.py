@@ -215,7 +215,7 @@ def test_of_two_attempts_of_one_commit_at_the_same_time_the_later_finds_the_firs
     tx = store.transaction(marker=marker)
     if has_events:
         tx.write(ONE, "1", key="a")
-    batch = tx._gather() or Batch()
+    batch = tx._contents.gather(tx._id) or Batch()
     arguments = (tx._id, batch, tx._marker, 30_000_000, 0, "me")
     is_done, may_end = threading.Event(), threading.Event()
 

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("catalog", "storage"),
     ("segments",),
     ("streams",),
-    ("lanewriter", "writer", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables"),
+    ("lanewriter", "writer", "contents", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables"),
     ("stream",),
     ("store",),
     ("check",),

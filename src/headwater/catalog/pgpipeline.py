@@ -44,7 +44,9 @@ def _dump(value: Any) -> tuple[int, bytes | None]:
         return 25, value.encode()
     if isinstance(value, float):
         return 701, _pack_float(value)
-    return 17, bytes(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return 17, bytes(value)
+    raise TypeError(f"a {type(value).__name__} is no value of the catalog")
 
 
 class Pipeline:

@@ -1,0 +1,279 @@
+"""What a transaction was given and has not staged yet: events by stream, changes of tables and shared state, readers' positions.
+
+All of it is checked when it is given; `gather` makes blocks of it. A stream of opaque events that an earlier transaction of this process
+wrote to is not looked up by its name again; whether it is still there shows at the latest in the commit, and then it is.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from headwater.catalog.extents import Append
+from headwater.catalog.transactions import Batch, Change, StagedAppend
+from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.model.keys import key_bytes
+from headwater.model.limits import EVENT_BYTES, INLINE_BYTES, MIB
+from headwater.model.names import parse_stream_name
+from headwater.segments.block import Chunk, EncodedBlock, encode, encode_few
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
+from headwater.segments.pending import FEW_EVENTS
+from headwater.segments.routing import Route, Router
+from headwater.storage import layout
+from headwater.streams.lifecycle import open_stream
+from headwater.tables import TABLE_SCHEMA
+from headwater.writer import EventCheck, batch_chunk
+
+T = TypeVar("T")
+
+#: Up to this size blocks go into the catalog: an object of a transaction's own takes three syncs, which cost more.
+_INLINE_BYTES = 4 * INLINE_BYTES
+#: What is much: to be staged before more is added.
+_STAGE_BYTES = 8 * MIB
+
+
+class TableChange(NamedTuple):
+    """A put, or a removal, of a table's entry, if it has the version that is expected."""
+
+    kind: str
+    key: str
+    value: bytes | None
+    expected: int | None
+
+
+class _Events:
+    """Events for one stream."""
+
+    def __init__(self, stream: StreamRef) -> None:
+        self.stream = stream
+        self.is_opaque = stream.is_opaque
+        self.check = EventCheck(stream)
+        self.forget()
+
+    def forget(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.values: list[Any] = []
+        self.keys: list[bytes | None] = []
+        self.times: dict[int, datetime] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.values and not self.chunks
+
+    def encode(self, route: Route) -> list[tuple[int, EncodedBlock]]:
+        """One block, or a few large ones, for each segment the events go to."""
+        version = self.stream.schema_version
+        if self.is_opaque and 0 < len(self.values) <= FEW_EVENTS and not self.chunks and not self.times:
+            few, _ = route.spread_few(self.values, self.keys, 0)
+            return [(segment, encode_few(values, keys, version)) for segment, values, keys in few]
+        found = []
+        for chunks in _parts(self.close_chunk()):
+            spread, _ = route.spread(chunks, 0)
+            found += [(segment, encode(some, version, self.is_opaque)) for segment, some in spread]
+        return found
+
+    def close_chunk(self) -> list[Chunk]:
+        if self.values:
+            self.chunks.append(make_chunk(self.stream, self.values, self.keys, self.times))
+            self.values, self.keys, self.times = [], [], {}
+        return self.chunks
+
+
+class Contents:
+    """Not thread-safe: its transaction is."""
+
+    def __init__(self, engine: Engine, router: Router) -> None:
+        self._engine = engine
+        self._router = router
+        #: False: what is staged for a stream that is gone would fail the commit, so each name is looked up.
+        self.may_remember = True
+        self._refs: dict[str, StreamRef] = {}
+        #: Those of them that are remembered from earlier transactions.
+        self._unseen: set[str] = set()
+        self._events: dict[str, _Events] = {}
+        self._tables: dict[int, tuple[StreamRef, list[TableChange]]] = {}
+        self._states: list[tuple[StreamRef, Append, int]] = []
+        self._updated: set[int] = set()
+        self.readers: list[Change] = []
+        self._size = 0
+
+    @property
+    def are_much(self) -> bool:
+        return self._size >= _STAGE_BYTES
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The streams and tables something was given for, by id, staged or not."""
+        return {ref.id: ref.name for ref in self._refs.values()}
+
+    # What is given.
+
+    def write(self, stream: str, value: bytes | str | Mapping[str, Any], key: bytes | str | int | None, time: datetime | None) -> None:
+        events = self._events.get(stream) or self._events_of(stream)
+        if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
+            checked, routing_key, size = value, key_bytes(key), len(value)
+        else:
+            events, (checked, routing_key, size) = self._fitting(stream, lambda events: events.check(value, key, time))
+        if time is not None:
+            events.times[len(events.values)] = time
+        events.values.append(checked)
+        events.keys.append(routing_key)
+        self._size += size + EVENT_OVERHEAD_BYTES
+
+    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None) -> int:
+        """Returns how many events it has."""
+        events, chunk = self._fitting(stream, lambda events: batch_chunk(batch, key, events.stream))
+        if chunk.count:
+            events.close_chunk()
+            events.chunks.append(chunk)
+            self._size += chunk.columns.nbytes
+        return chunk.count
+
+    def change_table(self, table: str, change: TableChange) -> None:
+        ref = self._ref(table, "table")
+        self._tables.setdefault(ref.id, (ref, []))[1].append(change)
+        self._size += len(change.value or b"") + EVENT_OVERHEAD_BYTES
+
+    def update(self, stream: StreamRef, append: Append, expected: int) -> None:
+        """Of shared state, which is at `expected` now."""
+        if stream.id in self._updated:
+            raise InvalidRequestError(f"this transaction updates {stream.name} already: give all its updates at once")
+        self._updated.add(stream.id)
+        self._states.append((stream, append, expected))
+        self._size += append.length
+
+    def move_reader(self, change: Change) -> None:
+        self.readers = [other for other in self.readers if other[3:6] != change[3:6]]
+        self.readers.append(change)
+
+    def forget(self) -> None:
+        """Drop it all: it is staged, or the transaction ended."""
+        for events in self._events.values():
+            events.forget()
+        self._tables.clear()
+        self._states.clear()
+        self.readers.clear()
+        self._size = 0
+
+    # The streams it is for.
+
+    def _events_of(self, name: str) -> _Events:
+        found = self._events.get(name)
+        if found is None:
+            found = self._events[name] = _Events(self._ref(name, "events"))
+        return found
+
+    def _fitting(self, name: str, check: Callable[[_Events], T]) -> tuple[_Events, T]:
+        """What was given, as the stream takes it. Before it is refused, a stream that was only remembered is looked up."""
+        events = self._events_of(name)
+        try:
+            return events, check(events)
+        except InvalidRequestError:
+            if name not in self._unseen:
+                raise
+            self.look_up()
+            events = self._events_of(name)
+            return events, check(events)
+
+    def _ref(self, name: str, kind: str) -> StreamRef:
+        ref = self._refs.get(name)
+        if ref is None:
+            ref = self._router.remembered(name) if kind == "events" and self.may_remember else None
+            if ref is not None:
+                self._unseen.add(name)
+            else:
+                ref = open_stream(self._engine, parse_stream_name(name))
+                self._router.remember(ref)
+            self._refs[name] = ref
+        if ref.kind != kind:
+            raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not {kind!r}")
+        return ref
+
+    def look_up(self) -> None:
+        """See whether streams that were remembered are still the ones of their names; events go to those that took their place."""
+        for name in self._unseen:
+            old = self._refs[name]
+            self._router.forget_name(name)
+            found = self._refs[name] = open_stream(self._engine, parse_stream_name(name))
+            self._router.remember(found)
+            if found.id == old.id:
+                continue
+            events = self._events[name]
+            if found.kind == "events" and found.is_opaque:
+                events.stream = found
+            elif events.is_empty:
+                del self._events[name]
+            else:
+                raise InvalidRequestError(f"{name} was deleted, and another kind of stream created under its name: begin again")
+        self._unseen.clear()
+
+    def forget_routes(self, opened: Mapping[int, Mapping[int, int]]) -> None:
+        """Look at the segments again that events go to, before the next use; not at those of streams where these are the open ones."""
+        for events in self._events.values():
+            self._router.forget(events.stream, unless=opened.get(events.stream.id, ()))
+
+    def _route(self, events: _Events) -> Route:
+        try:
+            return self._router.route(events.stream)
+        except (NotFoundError, SealedError):
+            self.look_up()
+            return self._router.route(events.stream)
+
+    # What becomes of it.
+
+    def gather(self, transaction: str) -> Batch | None:
+        """All of it as blocks, in storage if they are large. None if there is nothing."""
+        batch = Batch((uuid.uuid4().int >> 66) + 1)
+        blocks = []
+        for events in list(self._events.values()):
+            if not events.is_empty:
+                route = self._route(events)
+                batch.widths[events.stream.id] = len(route.numbers)
+                blocks += [(events.stream.id, segment, block) for segment, block in events.encode(route)]
+        for table, changes in self._tables.values():
+            columns = pa.RecordBatch.from_arrays(
+                [pa.array([change.key for change in changes], pa.string()), pa.array([change.value for change in changes], pa.binary())],
+                schema=TABLE_SCHEMA,
+            )
+            batch.changes += [
+                Change(len(blocks), place, change.kind, table.id, change.key, change.expected, change.value)
+                for place, change in enumerate(changes)
+            ]
+            blocks.append((table.id, 0, encode([Chunk(columns, None, None)], table.schema_version, False)))
+        size = sum(block.length for _, _, block in blocks)
+        at = 0
+        buffers: list[Any] = []
+        for stream_id, segment, block in blocks:
+            data = block.to_bytes() if size <= _INLINE_BYTES else None
+            batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data)))
+            if data is None:
+                buffers += block.buffers
+                at += block.length
+        if buffers:
+            batch.object_key = layout.transaction_key(transaction, uuid.uuid4().hex)
+            self._engine.storage.put(batch.object_key, buffers)
+        batch.appends += [StagedAppend(stream.id, append, expected) for stream, append, expected in self._states]
+        batch.changes += self.readers
+        return None if batch.is_empty else batch
+
+
+def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+    """The chunks in order, each part small enough for one block."""
+    part: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        pieces = max(1, min(chunk.count, -(-chunk.columns.nbytes // _STAGE_BYTES)))
+        for index in range(pieces):
+            piece = chunk.slice(chunk.count * index // pieces, chunk.count * (index + 1) // pieces) if pieces > 1 else chunk
+            if part and size >= _STAGE_BYTES:
+                yield part
+                part, size = [], 0
+            part.append(piece)
+            size += chunk.columns.nbytes // pieces
+    if part:
+        yield part
