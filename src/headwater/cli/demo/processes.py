@@ -51,8 +51,9 @@ class DemoProcess:
     def tell(self) -> None:
         """Send it a line: what it waits for is there."""
         assert self._running.stdin is not None
-        self._running.stdin.write("\n")
-        self._running.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `check` says that it ended.
+            self._running.stdin.write("\n")
+            self._running.stdin.flush()
 
     def kill(self) -> int:
         """SIGKILL to it and to all that it started; returns its id."""
