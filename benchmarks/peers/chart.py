@@ -7,8 +7,6 @@ from pathlib import Path
 
 from benchmarks.peers.figures import Line
 
-_MOST_LINES = 60
-
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     import matplotlib
@@ -16,7 +14,8 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    shown = [line for line in lines if "p99.9" not in line.own.variant and line.own.job != "growth"][:_MOST_LINES]
+    # Where there is a goal, and the one that most people use; the table has them all.
+    shown = [line for line in lines if line.goal is not None or (line.other.peer.startswith("Kafka") and "p99.9" not in line.own.variant)]
     names = [f"{line.own.job}, {line.own.variant}  |  {line.other.peer}" for line in shown]
     colours = {None: "#8fa3b8", True: "#3a8f5c", False: "#c8553d"}
     figure, axes = pyplot.subplots(figsize=(10, 1 + 0.19 * len(shown)))
@@ -33,5 +32,5 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     axes.set_xlabel("times better than the peer (black marks: the goal; green: reached; red: not; grey: no goal)", fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
