@@ -44,6 +44,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "growth": growth.growth,
     "memory": growth.memory,
 }
+#: What `--quick` runs: each of them has a physical limit beside it, and takes seconds.
+_QUICK = ("ack", "tail", "read-batches", "transactions", "groups", "write-events", "write-batches", "scan")
 _CATALOGS = {"sqlite": ("SQLite",), "postgresql": ("PostgreSQL",), "both": ("SQLite", "PostgreSQL")}
 
 
@@ -68,7 +70,8 @@ def main(names: tuple[str, ...], catalog: str, quick: bool, full: bool, as_json:
         bench = Bench(sizes, base, list(_open_catalogs(stack, _CATALOGS[catalog])))
         results: list[Result] = []
         status = stack.enter_context(progress.status("starting"))
-        for name in [name for name in BENCHMARKS if not names or name in names]:
+        chosen = names or (_QUICK if quick else tuple(BENCHMARKS))
+        for name in [name for name in BENCHMARKS if name in chosen]:
             status.update(name)
             results += BENCHMARKS[name](bench)
     if as_json:

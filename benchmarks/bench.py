@@ -46,7 +46,7 @@ DEFAULT = Sizes(
     process_events=300_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=1_000, extents=1_000_000, commits=200, staged_blocks=10000,
 )  # fmt: skip
 QUICK = Sizes(
-    rounds=3, write_events=150_000, batch_mb=32, read_events=300_000, acks=60, tail_events=60, idle_tail_events=4,
+    rounds=3, write_events=100_000, batch_mb=32, read_events=300_000, acks=60, tail_events=30, idle_tail_events=4,
     process_events=100_000, puts=12, put_mb=10, put_seconds=0.05, memory_mb=200, extents=50_000, commits=40,
     staged_blocks=1000, segments=(16,),
 )  # fmt: skip
