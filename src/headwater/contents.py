@@ -100,11 +100,8 @@ class Contents:
         self._states: list[tuple[StreamRef, Append, int]] = []
         self._updated: set[int] = set()
         self.readers: list[Change] = []
-        self._size = 0
-
-    @property
-    def are_much(self) -> bool:
-        return self._size >= _STAGE_BYTES
+        #: What may still be added before all of it is to be staged.
+        self.room = _STAGE_BYTES
 
     @property
     def names(self) -> dict[int, str]:
@@ -116,14 +113,19 @@ class Contents:
     def write(self, stream: str, value: bytes | str | Mapping[str, Any], key: bytes | str | int | None, time: datetime | None) -> None:
         events = self._events.get(stream) or self._events_of(stream)
         if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
-            checked, routing_key, size = value, key_bytes(key), len(value)
+            events.keys.append(key_bytes(key))
+            events.values.append(value)
+            self.room -= len(value) + EVENT_OVERHEAD_BYTES
         else:
-            events, (checked, routing_key, size) = self._fitting(stream, lambda events: events.check(value, key, time))
+            self._write_checked(stream, value, key, time)
+
+    def _write_checked(self, stream: str, value: Any, key: bytes | str | int | None, time: datetime | None) -> None:
+        events, (checked, routing_key, size) = self._fitting(stream, lambda events: events.check(value, key, time))
         if time is not None:
             events.times[len(events.values)] = time
         events.values.append(checked)
         events.keys.append(routing_key)
-        self._size += size + EVENT_OVERHEAD_BYTES
+        self.room -= size + EVENT_OVERHEAD_BYTES
 
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None) -> int:
         """Returns how many events it has."""
@@ -131,13 +133,13 @@ class Contents:
         if chunk.count:
             events.close_chunk()
             events.chunks.append(chunk)
-            self._size += chunk.columns.nbytes
+            self.room -= chunk.columns.nbytes
         return chunk.count
 
     def change_table(self, table: str, change: TableChange) -> None:
         ref = self._ref(table, "table")
         self._tables.setdefault(ref.id, (ref, []))[1].append(change)
-        self._size += len(change.value or b"") + EVENT_OVERHEAD_BYTES
+        self.room -= len(change.value or b"") + EVENT_OVERHEAD_BYTES
 
     def update(self, stream: StreamRef, append: Append, expected: int) -> None:
         """Of shared state, which is at `expected` now."""
@@ -145,7 +147,7 @@ class Contents:
             raise InvalidRequestError(f"this transaction updates {stream.name} already: give all its updates at once")
         self._updated.add(stream.id)
         self._states.append((stream, append, expected))
-        self._size += append.length
+        self.room -= append.length
 
     def move_reader(self, change: Change) -> None:
         self.readers = [other for other in self.readers if other[3:6] != change[3:6]]
@@ -158,7 +160,7 @@ class Contents:
         self._tables.clear()
         self._states.clear()
         self.readers.clear()
-        self._size = 0
+        self.room = _STAGE_BYTES
 
     # The streams it is for.
 

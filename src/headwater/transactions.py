@@ -52,6 +52,10 @@ class TransactionStatus(Enum):
     ABORTED = "aborted"
 
 
+#: Its look-up in the class is a good part of what a small event costs.
+_OPEN = TransactionStatus.OPEN
+
+
 class TransactionInfo(NamedTuple):
     """A transaction as `store.transactions` lists it: `streams` are those it staged something for, or wrote to."""
 
@@ -188,7 +192,8 @@ class Transaction:
     ) -> None:
         """Add an event. It is checked now, and visible after the commit."""
         with self._lock:
-            self._make_room()
+            if self._status is not _OPEN or self._contents.room <= 0:
+                self._make_room()
             self._contents.write(stream, value, key, time)
             self._given += 1
 
@@ -250,7 +255,7 @@ class Transaction:
     def _make_room(self) -> None:
         """Stage what is there if it is much. Before something is added, so that a failure adds nothing."""
         self._check_open()
-        if self._contents.are_much:
+        if self._contents.room <= 0:
             self.flush()
 
     # Staging.

@@ -69,6 +69,14 @@ def test_one_at_a_time_of_many_processes_and_threads(tmp_path: Path) -> None:
     lock.close()
 
 
+def check_that_it_is_free(path: Path, lock: HostLock) -> None:
+    """For others, and for the one whose turn may have come when it no longer wanted it."""
+    for patient in (HostLock(str(path), 10), lock):
+        with patient:
+            pass
+        patient.close()
+
+
 def test_who_waits_gets_it_when_its_holder_is_killed(tmp_path: Path) -> None:
     lock = HostLock(str(tmp_path / "lock"), 20)
     with holder(tmp_path / "lock") as process:
@@ -85,11 +93,7 @@ def test_who_waits_too_long_is_told_who_has_it_and_leaves_nothing_behind(tmp_pat
         for _ in range(2):
             with pytest.raises(UnavailableError, match=f"process {process.pid} "), lock:
                 pass
-    # Its turn came meanwhile, and nobody wanted it any more: others get it, and so does it.
-    for patient in (HostLock(str(tmp_path / "lock"), 10), lock):
-        with patient:
-            pass
-        patient.close()
+    check_that_it_is_free(tmp_path / "lock", lock)
 
 
 def test_a_ctrl_c_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -98,10 +102,7 @@ def test_a_ctrl_c_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt), lock:
             pass
-    for patient in (HostLock(str(tmp_path / "lock"), 10), lock):
-        with patient:
-            pass
-        patient.close()
+    check_that_it_is_free(tmp_path / "lock", lock)
 
 
 def test_a_child_that_was_forked_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
