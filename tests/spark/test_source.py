@@ -210,17 +210,45 @@ def test_a_folder_of_chunks_is_a_table_for_spark_without_headwater(lab: Lab) -> 
     assert len(expected) == 3000
 
 
-def test_history_of_many_segments_is_one_table_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_of_many_segments_is_one_table_too(lab: Lab) -> None:
     stream = lab.create(segments=4)
     lab.fill(0, 500)
     lab.store.run_upkeep()
-    monkeypatch.setattr(headwater.spark.history, "_PLANS", 2)
     middle = lab.store.advance(stream.head(), max_events=200)
     lab.fill(500, 510)
     for start in (None, middle):
         expected = lab.batch(**({} if start is None else {"start": str(start)}))
         found = headwater.spark.table(lab.spark, lab.store, SOURCE, start)
         assert sorted(found.collect()) == sorted(expected.collect())
+    one = headwater.spark.table(lab.spark, lab.store, SOURCE, end=middle).where("_segment = 1")
+    assert sorted(one.collect()) == sorted(lab.batch(end=str(middle)).where("_segment = 1").collect())
+
+
+def test_history_of_a_fork_is_one_table_with_its_parents(lab: Lab) -> None:
+    stream = lab.create(segments=2)
+    lab.fill(0, 500)
+    lab.store.run_upkeep()
+    stream.split(0)
+    lab.fill(500, 600)
+    fork = stream.fork("t/fork")
+    with fork.writer() as writer:
+        writer.write({"id": 600, "name": "x"}, key="k")
+    lab.store.run_upkeep()
+    assert len({chunk.url.rpartition("/segment=")[0] for chunk in fork.chunks()}) == 2
+    found = headwater.spark.table(lab.spark, lab.store, "t/fork")
+    assert sorted(found.collect()) == sorted(lab.batch("t/fork").collect())
+    assert found.count() == 601
+
+
+def test_history_with_a_column_that_is_called_segment(lab: Lab) -> None:
+    """As the folders of its files are."""
+    stream = lab.create(schema=pa.schema([("Segment", pa.string())]), segments=2)
+    with stream.writer() as writer:
+        writer.write_batch(pa.table({"Segment": [f"of {number}" for number in range(100)], "_key": [str(number) for number in range(100)]}))
+    lab.store.run_upkeep()
+    found = headwater.spark.table(lab.spark, lab.store, SOURCE)
+    assert {row.Segment for row in found.collect()} == {f"of {number}" for number in range(100)}
+    assert sorted(found.collect()) == sorted(lab.batch().collect())
 
 
 def test_blocks_become_parquet_in_tasks_of_which_one_may_fail(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

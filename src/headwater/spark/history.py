@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pt
-from pyspark.sql import DataFrame, SparkSession, functions
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 from headwater import ChunkRange, Cut, SegmentRange, Store, Stream
 from headwater.spark.addresses import StoreAddress, address_of
@@ -23,8 +23,6 @@ from headwater.spark.source import source_schema
 
 #: How long the files of a table stay as they are.
 _HELD_SECONDS = 6 * 3600.0
-#: Up to so many segments each gets a plan of its own, which takes Spark 0.1 s; a join takes time for each row.
-_PLANS = 32
 Place = Cut | datetime | str | None
 
 
@@ -59,36 +57,40 @@ def table(
 
 
 def _read_files(spark: SparkSession, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> list[DataFrame]:
-    """Files by Spark's own reader. None knows its segment, so that is added: by a plan for each, or by a join if they are many."""
-    found: dict[int, list[ChunkRange]] = defaultdict(list)
+    """Files by Spark's own reader. None knows its segment, but its folder does: that is a partition, as Spark calls it."""
+    tables: dict[str, list[ChunkRange]] = defaultdict(list)
+    others: dict[int, list[ChunkRange]] = defaultdict(list)
+    is_taken = any(name.lower() == "segment" for name in schema.names)
     for chunk in chunks:
-        found[chunk.segment].append(chunk)
-    if len(found) <= _PLANS:
-        return [_read_segment(spark, some, stream, schema) for _, some in sorted(found.items())]
-    whole = [chunk for chunk in chunks if chunk.is_whole]
-    names = [(chunk.url.rpartition("/")[2], chunk.segment) for chunk in whole]
-    if len({name for name, _ in names}) < len(names):
-        # A fork's segments may have numbers of one file that another segment has too.
-        return [_read_segment(spark, some, stream, schema) for _, some in sorted(found.items())]
-    segments = spark.createDataFrame(names, "_file string, _segment long")
-    files = _read_parquet(spark, whole, schema).withColumns(
-        {"_file": functions.col("_metadata.file_name"), "_stream": functions.lit(stream)}
-    )
-    joined = files.join(functions.broadcast(segments), "_file").select(*schema.names)
-    return [joined, *(_read_segment(spark, [chunk], stream, schema) for chunk in chunks if not chunk.is_whole)]
+        if chunk.is_whole and not is_taken:
+            # A fork has its parent's folders too.
+            tables[chunk.url.rpartition("/segment=")[0]].append(chunk)
+        else:
+            others[chunk.segment].append(chunk)
+    found = [_read_table(spark, table, some, stream, schema) for table, some in sorted(tables.items())]
+    return found + [_read_segment(spark, some, stream, schema) for _, some in sorted(others.items())]
+
+
+def _read_table(spark: SparkSession, table: str, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> DataFrame:
+    own = StructType([*_stored(schema), StructField("segment", LongType())])
+    files = spark.read.schema(own).option("basePath", table).parquet(*(chunk.url for chunk in chunks))
+    return _with_names(files, stream, "segment", schema)
 
 
 def _read_segment(spark: SparkSession, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> DataFrame:
-    files = _read_parquet(spark, chunks, schema)
+    files = spark.read.schema(_stored(schema)).parquet(*(chunk.url for chunk in chunks))
     if not all(chunk.is_whole for chunk in chunks):
         files = files.where(f"_number >= {min(chunk.start for chunk in chunks)} AND _number < {max(chunk.end for chunk in chunks)}")
-    added = {"_stream": f"'{stream}' AS _stream", "_segment": f"{chunks[0].segment}L AS _segment"}
+    return _with_names(files, stream, f"{chunks[0].segment}L", schema)
+
+
+def _stored(schema: StructType) -> StructType:
+    return StructType([field for field in schema if field.name not in ("_stream", "_segment")])
+
+
+def _with_names(files: DataFrame, stream: str, segment: str, schema: StructType) -> DataFrame:
+    added = {"_stream": f"'{stream}' AS _stream", "_segment": f"{segment} AS _segment"}
     return files.selectExpr(*(added.get(name, f"`{name}`") for name in schema.names))
-
-
-def _read_parquet(spark: SparkSession, chunks: Sequence[ChunkRange], schema: StructType) -> DataFrame:
-    own = StructType([field for field in schema if field.name not in ("_stream", "_segment")])
-    return spark.read.schema(own).parquet(*(chunk.url for chunk in chunks))
 
 
 class Compaction(NamedTuple):
