@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequestError
-from headwater.model.keys import KEY_SPACE, WHOLE, KeyRange, hash_key, hash_keys, key_bytes, key_column
+from headwater.model.keys import KEY_SPACE, WHOLE, KeyRange, hash_key, key_bytes, key_column
 from headwater.model.limits import KEY_BYTES
 
 
@@ -83,11 +83,6 @@ def test_a_column_of_text_gives_the_same_keys_as_one_at_a_time(keys: list[str | 
 @given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)))
 def test_a_column_of_integers_gives_the_same_keys_as_one_at_a_time(keys: list[int | None]) -> None:
     assert key_column(pa.array(keys, pa.int64()), "id").to_pylist() == [key_bytes(key) for key in keys]
-
-
-@given(st.lists(st.none() | st.binary(max_size=6)))
-def test_the_places_of_a_column_are_those_of_its_keys(keys: list[bytes | None]) -> None:
-    assert hash_keys(pa.array(keys, pa.binary())).tolist() == [hash_key(key) if key is not None else 0 for key in keys]
 
 
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.float64(), pa.decimal128(5, 2), pa.timestamp("us"), pa.list_(pa.string())])

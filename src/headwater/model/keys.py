@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -74,19 +73,3 @@ def key_column(column: pa.Array, name: str) -> pa.Array:
     if (longest or 0) > KEY_BYTES:
         raise InvalidRequestError(f"column {name!r} has a routing key of {longest:,} bytes; a key may have {KEY_BYTES:,}")
     return keys
-
-
-def hash_keys(keys: pa.Array) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Each key's place in the routing space; 0 for null."""
-    encoded = keys.dictionary_encode()
-    unique = encoded.dictionary.to_pylist()
-    places = np.fromiter(map(hash_key, unique), dtype=np.uint64, count=len(unique))
-    if encoded.null_count == 0:
-        indices = encoded.indices.to_numpy(zero_copy_only=False)
-        return np.asarray(places[indices], dtype=np.uint64)
-    found = np.zeros(len(keys), dtype=np.uint64)
-    indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    valid = encoded.indices.is_valid().to_numpy(zero_copy_only=False)
-    if len(places):
-        found[valid] = places[indices[valid]]
-    return found

@@ -11,7 +11,7 @@ import numpy as np
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.errors import NotFoundError, SealedError
-from headwater.model.keys import hash_key, hash_keys
+from headwater.model.keys import hash_key
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -55,10 +55,11 @@ class Route:
         """Which of the segments each event goes to; those without a key to our own."""
         if chunk.keys is None:
             return np.full(chunk.count, own, dtype=np.uint16)
-        place = (np.searchsorted(self._starts, hash_keys(chunk.keys), side="right") - 1).astype(np.uint16)
-        if chunk.keys.null_count:
-            place[chunk.keys.is_null().to_numpy(zero_copy_only=False)] = own
-        return place
+        keys = chunk.keys.dictionary_encode()
+        unique = keys.dictionary.to_pylist()
+        hashes = np.fromiter(map(hash_key, unique), dtype=np.uint64, count=len(unique))
+        places = np.append(np.searchsorted(self._starts, hashes, side="right") - 1, own).astype(np.uint16)
+        return places[keys.indices.fill_null(len(unique)).to_numpy(zero_copy_only=False)]
 
     def spread_few(
         self, values: list[bytes], keys: list[bytes | None], turn: int

@@ -42,9 +42,6 @@ class _Writer:
         store = patiently(lambda: options.address.open(create=options.create))
         patiently(lambda: check_target(store, options, schema))
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return stage(iterator, self._options, lists_keys=self._overwrite)
-
     def _store(self) -> Store:
         return patiently(self._options.address.open)
 
@@ -61,6 +58,9 @@ class _Writer:
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """Writes a DataFrame: all of it becomes visible at once, or nothing."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return stage(iterator, self._options, hashes_rows=self._options.report is not None, lists_keys=self._overwrite)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         arrived, store, options = _arrived(messages), self._store(), self._options
@@ -83,6 +83,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Writes micro-batches: each becomes visible at once, and once, however often it is tried."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return stage(iterator, self._options, hashes_rows=self._options.hashes_rows, lists_keys=self._overwrite)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         arrived, options = _arrived(messages), self._options

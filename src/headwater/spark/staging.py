@@ -29,7 +29,7 @@ def make_owner(query: str | None, target: str) -> str:
     return f"spark/{query}/{target}" if query is not None else f"spark/job/{uuid.uuid4().hex}"
 
 
-def stage(batches: Iterable[pa.RecordBatch], options: SinkOptions, *, lists_keys: bool = False) -> Staged:
+def stage(batches: Iterable[pa.RecordBatch], options: SinkOptions, *, hashes_rows: bool, lists_keys: bool) -> Staged:
     """Run by a task attempt: stage rows, or keep a few for the message. On an error nothing stays behind."""
     context = TaskContext.get()
     assert context is not None, "this runs in a task"
@@ -41,7 +41,7 @@ def stage(batches: Iterable[pa.RecordBatch], options: SinkOptions, *, lists_keys
         for batch in batches:
             if batch.num_rows:
                 message.count += batch.num_rows
-                if options.hashes_rows:
+                if hashes_rows:
                     message.hash = (message.hash + hash_rows(batch)) % (1 << 64)
                 keys = piece.add(batch)
                 message.keys += keys if lists_keys else []
