@@ -19,7 +19,7 @@ from headwater.check import check_store
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
 #: Settings for a small session that starts quickly.
 FAST: dict[str, Any] = {
-    "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
+    "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark__driver__memory": "1g",
     "spark__sql__shuffle__partitions": 1,
     "spark__sql__streaming__stateStore__maintenanceInterval": "3600s",

