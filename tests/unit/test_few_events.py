@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.model.keys import KEY_SPACE
 from headwater.model.schemas import OPAQUE
-from headwater.segments.block import encode, encode_few
+from headwater.segments import routing
+from headwater.segments.block import Chunk, encode, encode_few
 from headwater.segments.lanes import StreamRef, make_chunk
 from headwater.segments.routing import Route
 
 STREAM = StreamRef(1, "a/b", "events", OPAQUE, 3, True)
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 EVENTS = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=12)), min_size=1, max_size=40)
+
+
+def contents(chunk: Chunk) -> list[tuple[Any, Any, Any]]:
+    """(value, key, time) of each event."""
+    nothing = [None] * chunk.count
+    keys = chunk.keys.to_pylist() if chunk.keys is not None else nothing
+    times = chunk.times.to_pylist() if chunk.times is not None else nothing
+    return list(zip(chunk.columns.column(0).to_pylist(), keys, times, strict=True))
 
 
 @given(events=EVENTS)
@@ -34,3 +48,22 @@ def test_few_events_go_to_the_same_segments_in_the_same_order(events: list[tuple
     assert [(segment, some) for segment, some, _ in few] == found
     places = [0] * len(events) if which is None else which.tolist()
     assert places == ([0] * len(events) if usual_which is None else usual_which.tolist())
+
+
+@given(runs=st.lists(EVENTS, min_size=1, max_size=5), segments=st.integers(2, 7), turn=st.integers(0, 20), with_times=st.booleans())
+def test_chunks_are_joined_before_they_are_spread_and_nothing_changes_by_it(
+    runs: list[list[tuple[bytes, bytes | None]]], segments: int, turn: int, with_times: bool
+) -> None:
+    route = Route(list(range(segments)), [KEY_SPACE * number // segments for number in range(segments)])
+    chunks = [
+        make_chunk(STREAM, [value for value, _ in run], [key for _, key in run], {0: MOMENT} if with_times and number % 2 else {})
+        for number, run in enumerate(runs)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for least in (0, 1, 1000):
+            patch.setattr(routing, "_PIECE_EVENTS", least)
+            spread, which = route.spread(list(chunks), turn)
+            events = [(segment, [event for piece in some for event in contents(piece)]) for segment, some in spread]
+            found.append((events, None if which is None else which.tolist()))
+    assert found[0] == found[1] == found[2]

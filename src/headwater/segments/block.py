@@ -29,6 +29,8 @@ _ALIGNMENT = 8
 _HAS_KEYS = 1
 _HAS_TIMES = 2
 _PADDING = pa.py_buffer(bytes(_ALIGNMENT))
+#: A block of this size is joined: many buffers of it would cost more, each on its way to the disk.
+_SMALL_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -57,6 +59,23 @@ class Chunk:
             self.keys.slice(start, end - start) if self.keys is not None else None,
             self.times.slice(start, end - start) if self.times is not None else None,
         )
+
+
+def join(chunks: Sequence[Chunk]) -> Chunk:
+    """One chunk of all their events."""
+    if len(chunks) == 1:
+        return chunks[0]
+    keys = _whole([chunk.keys for chunk in chunks], chunks, pa.binary())
+    times = _whole([chunk.times for chunk in chunks], chunks, TIME)
+    return Chunk(pa.concat_batches([chunk.columns for chunk in chunks]), keys, times)
+
+
+def _whole(arrays: Sequence[pa.Array | None], chunks: Sequence[Chunk], kind: pa.DataType) -> pa.Array | None:
+    if all(array is None for array in arrays):
+        return None
+    return pa.concat_arrays(
+        [array if array is not None else pa.nulls(chunk.count, kind) for array, chunk in zip(arrays, chunks, strict=True)]
+    )
 
 
 @dataclass(slots=True)
@@ -96,6 +115,8 @@ def encode(chunks: Sequence[Chunk], schema_version: int, opaque: bool) -> Encode
         body += section
         if length % _ALIGNMENT:
             body.append(_PADDING.slice(0, -length % _ALIGNMENT))
+    if sum(lengths) <= _SMALL_BYTES:
+        body = [pa.py_buffer(b"".join(body))]
     crc = google_crc32c.value(HEADER.pack(MAGIC, kind, flags, 0, count, schema_version, 0, *lengths))
     for buffer in body:
         crc = google_crc32c.extend(crc, buffer)
@@ -146,6 +167,8 @@ def _binary_sections(arrays: Sequence[pa.Array]) -> list[list[pa.Buffer]]:
         _, offset_buffer, data_buffer = array.buffers()
         own = np.frombuffer(offset_buffer, dtype=np.int32, count=len(array) + 1, offset=array.offset * 4)
         start, stop = int(own[0]), int(own[-1])
+        if len(arrays) == 1:
+            return [[pa.py_buffer(own - own[0])], [data_buffer.slice(start, stop - start)] if stop > start else []]
         offsets.append(own[1:] + np.int32(end - start))
         if stop > start:
             data.append(data_buffer.slice(start, stop - start))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,12 @@ from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.errors import NotFoundError, SealedError
 from headwater.model.keys import hash_key
-from headwater.segments.block import Chunk
+from headwater.segments.block import Chunk, join
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
+
+#: Pieces of a chunk that are smaller on average cost more than a copy of the chunk.
+_PIECE_EVENTS = 128
 
 
 class Route:
@@ -36,7 +39,7 @@ class Route:
             return [(self.numbers[turn % len(self.numbers)], chunks)], None
         found: dict[int, list[Chunk]] = {}
         places = []
-        for chunk in chunks:
+        for chunk in _joined(chunks, _PIECE_EVENTS * len(self.numbers)):
             place = self._places(chunk, turn % len(self.numbers))
             places.append(place)
             counts = np.bincount(place, minlength=len(self.numbers))
@@ -76,6 +79,18 @@ class Route:
             for place, indices in zip(used, chosen, strict=True)
         ]
         return found, np.array([used.index(place) for place in places], dtype=np.uint16)
+
+
+def _joined(chunks: list[Chunk], least: int) -> Iterator[Chunk]:
+    """The chunks in order, each joined with those behind it until it has so many events."""
+    waiting: list[Chunk] = []
+    for chunk in chunks:
+        waiting.append(chunk)
+        if sum(one.count for one in waiting) >= least:
+            yield join(waiting)
+            waiting = []
+    if waiting:
+        yield join(waiting)
 
 
 class Router:
