@@ -67,8 +67,7 @@ clean:
 # Spark's JVMs then start in half the time.
 $(CLASSES): $(VENV)
 	@echo "keeping Spark's classes, once, for faster starts"
-	@.venv/bin/python -m headwater.spark.keep >.venv/classes.log 2>&1 || { cat .venv/classes.log; false; }
-	@touch $(CLASSES)
+	@.venv/bin/python -m headwater.spark.keep >.venv/classes.log 2>&1 && touch $(CLASSES) || echo "that failed, see .venv/classes.log: it starts as usual"
 
 # `make PYTHON=/path/to/python` chooses one; otherwise the first of these that is new enough and can make a venv.
 $(VENV): pyproject.toml
