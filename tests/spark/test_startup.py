@@ -41,7 +41,7 @@ def test_java_is_told_of_kept_classes_once_and_only_if_there_are_some(tmp_path: 
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xmx1g")
     use_kept_classes()
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Xmx1g"
-    kept_classes().parent.mkdir()
+    kept_classes().parent.mkdir(parents=True)
     kept_classes().touch()
     for _ in range(2):
         use_kept_classes()
@@ -66,9 +66,15 @@ def test_a_script_is_kept_and_goes_elsewhere_where_it_can_not_be(tmp_path: Path,
 def test_a_jvm_uses_the_classes_that_were_kept_and_does_without_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
-    subprocess.run([sys.executable, "-m", "headwater.spark.keep"], check=True)
     kept = kept_classes()
-    assert kept.exists() and list(kept.parent.glob("*.jsa*")) == [kept]
+    gone = kept.parent.with_name("spark-0")
+    for folder, jars in ((gone, tmp_path / "nothing"), (kept.parent, tmp_path)):
+        folder.mkdir(parents=True)
+        (folder / "jars").symlink_to(jars)
+        (folder / "classes.jsa.1").touch()
+    subprocess.run([sys.executable, "-m", "headwater.spark.keep"], check=True)
+    assert kept.exists() and sorted(path.name for path in kept.parent.iterdir()) == ["classes.jsa", "jars"]
+    assert not gone.exists()
     assert str(kept) in subprocess.run([sys.executable, "-c", LOOK], check=True, capture_output=True, text=True).stdout
     kept.chmod(0o644)
     kept.write_bytes(b"no classes")

@@ -16,21 +16,21 @@ from headwater.spark.java import find_java
 from headwater.spark.scripts import cache_folder
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
+JARS = Path(pyspark.__file__).parent / "jars"
 
 
 def kept_classes() -> Path:
-    """The file: one for each Java and Spark, and where they are."""
-    java = os.path.realpath(find_java() or "java")
-    changed = os.stat(java).st_mtime_ns if os.path.exists(java) else 0
-    place = f"{java} {changed} {pyspark.__file__} {pyspark.__version__}"
-    return cache_folder() / f"spark-{hashlib.sha256(place.encode()).hexdigest()[:16]}.jsa"
+    """The file: one for each Java and each Spark, as they are now where they are."""
+    places = [os.path.realpath(find_java() or "java"), str(JARS)]
+    found = [(place, os.stat(place).st_mtime_ns) for place in places if os.path.exists(place)]
+    return cache_folder() / f"spark-{hashlib.sha256(repr(found).encode()).hexdigest()[:16]}" / "classes.jsa"
 
 
 def use_kept_classes() -> None:
     """For the JVM that this process is about to start. Where there is no file it is told nothing: it would do without Java's own, too."""
     path = kept_classes()
     if path.exists() and "Archive" not in os.environ.get(_OPTIONS, ""):
-        tell_java(f'"-XX:SharedArchiveFile={path}" -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off')
+        tell_java(f'"-XX:SharedArchiveFile={path}" -Xshare:auto')
 
 
 def tell_java(options: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 
 import pyarrow as pa
@@ -10,7 +11,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import headwater as hw
-from headwater.spark.classes import kept_classes, tell_java
+from headwater.spark.classes import JARS, kept_classes, tell_java
+from headwater.spark.scripts import cache_folder
 from headwater.spark.session import session
 
 
@@ -19,16 +21,20 @@ def keep_classes() -> None:
     path = kept_classes()
     if path.exists():
         return
+    for folder in cache_folder().glob("spark-*"):
+        if (folder / "jars").is_symlink() and not (folder / "jars").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # That Spark is gone.
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.name}.*"):
-        left.unlink(missing_ok=True)
+    for left in path.parent.iterdir():
+        left.unlink()
+    (path.parent / "jars").symlink_to(JARS)
     # Half of a file would crash a JVM, so it has another name until it is whole.
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     tell_java(f'"-XX:ArchiveClassesAtExit={fresh}" -Xlog:disable -XX:TieredStopAtLevel=1')
     spark = session("headwater-classes", master="local[2]", spark__driver__memory="1g", spark__sql__shuffle__partitions=1)
     spark.sparkContext.setLogLevel("ERROR")
-    with tempfile.TemporaryDirectory(prefix="headwater-classes-") as folder:
-        _run_queries(spark, folder)
+    with tempfile.TemporaryDirectory(prefix="headwater-classes-") as work:
+        _run_queries(spark, work)
     jvm = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     spark.stop()
     jvm.stdin.close()
