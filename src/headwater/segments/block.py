@@ -204,12 +204,12 @@ def verify(data: pa.Buffer, crc: int, name: str) -> None:
     """Raise CorruptDataError unless the block's bytes are those that were written."""
     if data.size < HEADER.size:
         raise CorruptDataError(f"a block in {name} has {data.size} bytes: too few for its header", object=name)
-    if data.slice(0, 4).to_pybytes() != MAGIC:
+    header = data.slice(0, HEADER.size).to_pybytes()
+    if not header.startswith(MAGIC):
         raise CorruptDataError(f"there is no block at its place in {name}", object=name)
-    stated = int.from_bytes(data.slice(_CRC_OFFSET, 4).to_pybytes(), "little")
-    found = google_crc32c.value(
-        data.slice(0, _CRC_OFFSET).to_pybytes() + bytes(4) + data.slice(_CRC_OFFSET + 4, HEADER.size - _CRC_OFFSET - 4).to_pybytes()
-    )
+    end = _CRC_OFFSET + 4
+    stated = int.from_bytes(header[_CRC_OFFSET:end], "little")
+    found = google_crc32c.value(header[:_CRC_OFFSET] + bytes(4) + header[end:])
     found = google_crc32c.extend(found, data.slice(HEADER.size))
     if not stated == found == crc:
         raise CorruptDataError(
@@ -220,12 +220,13 @@ def verify(data: pa.Buffer, crc: int, name: str) -> None:
 def decode(data: pa.Buffer, schemas: Any, name: str) -> DecodedBlock:
     """The events of a verified block. `schemas` gives the Arrow schema of a version."""
     _, kind, flags, _, count, version, _, *lengths = HEADER.unpack_from(data)
-    if HEADER.size + sum(length + -length % _ALIGNMENT for length in lengths) != data.size or kind not in (OPAQUE_KIND, ARROW_KIND):
-        raise CorruptDataError(f"a block in {name} has a form that this headwater does not know (kind {kind})", object=name)
-    places, at = [], HEADER.size
+    starts, at = [], HEADER.size
     for length in lengths:
-        places.append(data.slice(at, length) if length else None)
+        starts.append(at)
         at += length + -length % _ALIGNMENT
+    if at != data.size or kind not in (OPAQUE_KIND, ARROW_KIND):
+        raise CorruptDataError(f"a block in {name} has a form that this headwater does not know (kind {kind})", object=name)
+    places = [data.slice(start, length) if length else None for start, length in zip(starts, lengths, strict=True)]
     if kind == ARROW_KIND:
         return DecodedBlock(_decode_arrow(places[0], schemas(version), flags), version)
     empty = pa.py_buffer(b"")

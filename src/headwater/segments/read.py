@@ -34,7 +34,7 @@ from headwater.segments.lanes import StreamRef
 _FETCH_BYTES = 2 * MIB
 #: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
 _THREAD_BYTES = 4 * MIB
-#: Of small blocks, the column of segment numbers is made once for many: at most a quarter of a megabyte each.
+#: Of small blocks, the columns of the segment and the stream are made once for many: at most a quarter of a megabyte each.
 _REPEATED_ROWS = 32767
 _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
@@ -112,7 +112,7 @@ class Batch:
         return fit(self._cut(self._chunk.columns.column(index)), kind)
 
     def _cut(self, array: pa.Array) -> pa.Array:
-        return array.slice(self._from, self.count)
+        return array if len(array) == self.count else array.slice(self._from, self.count)
 
     def _metadata(self, name: str) -> pa.Array:
         chunk = self._chunk
@@ -121,20 +121,20 @@ class Batch:
         if name == "_number":
             return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
         if name == "_segment":
-            return self._repeat(self.segment, pa.int64())
+            return self._repeat(self.segment)
         if name == "_stream":
-            return self._repeat(self._stream.name, pa.string())
+            return self._repeat(self._stream.name)
         if name == "_time" and chunk.times is not None:
             times = self._cut(chunk.times)
             return times.fill_null(pa.scalar(self.appended_at, pa.int64()).cast(TIME)) if times.null_count else times
         if not isinstance(self._appended, int):
             return self._cut(self._appended)
-        return self._repeat(self._appended, TIME)
+        return _numbers(np.full(self.count, self._appended, dtype=np.int64), TIME)
 
-    def _repeat(self, value: int | str, kind: pa.DataType) -> pa.Array:
+    def _repeat(self, value: int | str) -> pa.Array:
         if self.count > _REPEATED_ROWS:
-            return _repeated(value, kind, self.count)
-        return _kept(value, kind, 1 << self.count.bit_length()).slice(0, self.count)
+            return _repeated(value, self.count)
+        return _kept(value, 1 << self.count.bit_length()).slice(0, self.count)
 
 
 def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
@@ -142,11 +142,11 @@ def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> 
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def _repeated(value: int | str, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.repeat(value, count) if isinstance(value, str) else _numbers(np.full(count, value, dtype=np.int64), kind)
+def _repeated(value: int | str, count: int) -> pa.Array:
+    return pa.repeat(value, count) if isinstance(value, str) else _numbers(np.full(count, value, dtype=np.int64), pa.int64())
 
 
-#: One value again and again is a column of many batches: of a segment's, of a stream's, of those that were appended at once.
+#: One value again and again is a column of many batches: of a segment's, of a stream's.
 _kept = lru_cache(maxsize=32)(_repeated)
 
 
@@ -164,9 +164,13 @@ def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]
 
 
 def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
-    return pa.schema(
-        [pa.field(name, METADATA[name], nullable=name == "_key") if name in METADATA else stream.schema.field(name) for name in columns]
-    )
+    return _batch_schema(stream.schema, tuple(columns))
+
+
+@lru_cache(maxsize=128)
+def _batch_schema(schema: pa.Schema, columns: tuple[str, ...]) -> pa.Schema:
+    fields = (pa.field(name, METADATA[name], nullable=name == "_key") if name in METADATA else schema.field(name) for name in columns)
+    return pa.schema(fields)
 
 
 class SegmentCursor:
