@@ -22,6 +22,7 @@ from headwater.segments import chunk as chunk_module
 from headwater.segments import read as read_module
 from headwater.segments import tiering
 from headwater.segments.read import SegmentCursor
+from headwater.storage import local
 from tests.crash.processes import Place
 from tests.s3server import BUCKET, S3Server, running_s3
 
@@ -517,18 +518,17 @@ def test_reading_goes_on_in_another_process_that_had_a_footer_of_a_chunk_that_is
 
 
 class Fetched:
-    """What is fetched of a storage, as (key, start, length)."""
+    """What is read of a store's files, as (key, start, length)."""
 
-    def __init__(self, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ranges: list[tuple[str, int, int]] = []
-        storage = store._engine.storage
-        get = storage.get
+        read = local._OpenFile.read
 
-        def counted(key: str, start: int, length: int) -> Any:
+        def counted(file: local._OpenFile, key: str, start: int, length: int) -> Any:
             self.ranges.append((key, start, length))
-            return get(key, start, length)
+            return read(file, key, start, length)
 
-        monkeypatch.setattr(storage, "get", counted)
+        monkeypatch.setattr(local._OpenFile, "read", counted)
 
     def take(self) -> int:
         found, self.ranges = sum(item[2] for item in self.ranges), []
@@ -556,7 +556,7 @@ def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[hw.S
 def test_a_column_costs_its_own_bytes(wide: tuple[hw.Store, hw.Stream], monkeypatch: pytest.MonkeyPatch) -> None:
     store, stream = wide
     size = stream.chunks()[0].bytes
-    fetched = Fetched(store, monkeypatch)
+    fetched = Fetched(monkeypatch)
     assert stream.to_arrow(columns=["c3"]).num_rows == 7200
     footer = 70_000
     assert fetched.take() < size / 15 + footer
@@ -571,7 +571,7 @@ def test_a_column_costs_its_own_bytes(wide: tuple[hw.Store, hw.Stream], monkeypa
 def test_a_point_costs_one_row_group(wide: tuple[hw.Store, hw.Stream], monkeypatch: pytest.MonkeyPatch) -> None:
     store, stream = wide
     size = stream.chunks()[0].bytes
-    fetched = Fetched(store, monkeypatch)
+    fetched = Fetched(monkeypatch)
     moment = next(stream.read(at(stream, 4000), at(stream, 4001))).time
     fetched.take()
     for number in (0, 899, 900, 4000, 7199):
