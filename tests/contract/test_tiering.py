@@ -554,7 +554,7 @@ def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[hw.S
 
 
 def test_a_column_costs_its_own_bytes(wide: tuple[hw.Store, hw.Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    store, stream = wide
+    _, stream = wide
     size = stream.chunks()[0].bytes
     fetched = Fetched(monkeypatch)
     assert stream.to_arrow(columns=["c3"]).num_rows == 7200
@@ -569,7 +569,7 @@ def test_a_column_costs_its_own_bytes(wide: tuple[hw.Store, hw.Stream], monkeypa
 
 
 def test_a_point_costs_one_row_group(wide: tuple[hw.Store, hw.Stream], monkeypatch: pytest.MonkeyPatch) -> None:
-    store, stream = wide
+    _, stream = wide
     size = stream.chunks()[0].bytes
     fetched = Fetched(monkeypatch)
     moment = next(stream.read(at(stream, 4000), at(stream, 4001))).time
