@@ -37,6 +37,14 @@ def seconds_to_write(path: Path, size: int, *, preallocated: bool) -> float:
         os.close(fd)
 
 
+def take_memory(path: Path, size: int) -> None:
+    """Fill a file's cache with `size` bytes and drop it, so that the host has given that memory. The disk is left alone."""
+    with path.open("xb", buffering=0) as file:
+        for at in range(0, size, FLUSH_BYTES):
+            file.write(_KEPT[: size - at].data)
+    path.unlink()
+
+
 def seconds_to_copy(size: int) -> float:
     """Copy `size` bytes in memory, as much at a time as a flush."""
     target = np.empty_like(_KEPT)
