@@ -264,9 +264,10 @@ def _apply(
         key: targets[key]
         for key in sorted({(row.stream, row.segment) for row in staged} | {(s.stream, s.append.segment) for s in batch.appends})
     }
-    changes = _numbered_changes(tx, id, batch, staged, used, new is not None)
-    tables.check_entries(tx, [change for change in changes if change.kind != "reader"])
-    groups.check_positions(tx, [change for change in changes if change.kind == "reader"])
+    changes = _numbered_changes(tx, id, batch, staged, used, new is not None) if new is None or batch.changes else []
+    entries, positions = ([change for change in changes if (change.kind == "reader") is is_reader] for is_reader in (False, True))
+    tables.check_entries(tx, entries)
+    groups.check_positions(tx, positions)
 
     for target in {target.log: target for target in used.values()}.values() if staged else ():
         target.tail = _move(tx, id, target, sorted(key for key, other in used.items() if other is target), now)
@@ -288,8 +289,8 @@ def _apply(
     )
     for target in grown.values():
         target.bytes = 0
-    tables.apply_entries(tx, [change for change in changes if change.kind != "reader"])
-    groups.apply_positions(tx, [change for change in changes if change.kind == "reader"])
+    tables.apply_entries(tx, entries)
+    groups.apply_positions(tx, positions)
     if new is not None:
         opened = new.opened
     else:
@@ -299,13 +300,12 @@ def _apply(
     for (stream, number), target in grown.items():
         if number in tails[stream]:
             tails[stream][number] = target.tail
-    dumped = {str(stream): {str(number): tail for number, tail in found.items()} for stream, found in tails.items()}
     added: dict[int, dict[int, int]] = {}
     for stream, segment, events in [*(row[:3] for row in staged), *((s.stream, s.append.segment, s.append.count) for s in batch.appends)]:
         number = used[stream, segment].number
         found = added.setdefault(stream, {})
         found[number] = found.get(number, 0) + events
-    result = json.dumps({"tails": dumped, "by": by, "added": added})
+    result = json.dumps({"tails": tails, "by": by, "added": added})
     if new is not None:
         tx.defer(
             "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, marker_owner, marker_sequence, "
@@ -319,7 +319,7 @@ def _apply(
             "INSERT INTO marker (owner, sequence, fingerprint, txn, result, committed_at) VALUES (?, ?, ?, ?, ?, now_us()) "
             "ON CONFLICT (owner) DO UPDATE SET sequence = excluded.sequence, fingerprint = excluded.fingerprint, txn = excluded.txn, "
             "result = excluded.result, committed_at = excluded.committed_at",
-            [(marker.owner, marker.sequence, marker.fingerprint, id, json.dumps(dumped))],
+            [(marker.owner, marker.sequence, marker.fingerprint, id, json.dumps(tails))],
         )
     return Outcome(id, tails, False)
 
