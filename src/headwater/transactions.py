@@ -356,7 +356,9 @@ class Transaction:
             age_us = 0 if self._is_begun else self._age_us
             self._is_asked = True
             try:
-                return self._engine.write_once(commits.commit, self._id, batch, self._marker, self._lease_us, age_us, caller, self._open_us)
+                return self._commit_one(batch, age_us, caller) or self._engine.write_once(
+                    commits.commit, self._id, batch, self._marker, self._lease_us, age_us, caller, self._open_us
+                )
             except ScaledMeanwhile:
                 continue
             except RouteStale:
@@ -372,6 +374,11 @@ class Transaction:
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
+
+    def _commit_one(self, batch: Batch, age_us: int, caller: str) -> Outcome | None:
+        if self._is_begun or self._marker is not None:
+            return None
+        return self._engine.attempt(commits.commit_one, self._id, batch, self._lease_us, age_us, caller, self._open_us)
 
     def _linger(self, spent: float) -> None:
         """Wait while more transactions come to share a roll: those of this process that are on their way, and others soon behind them."""

@@ -50,6 +50,14 @@ class Catalog:
             database.close()
 
 
+@pytest.fixture(params=["at once", "part by part"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A flush of one block is committed in one round trip; what is promised must not depend on that."""
+    if request.param == "part by part":
+        monkeypatch.setattr(extents, "_commit_one", lambda *_: None)
+    return str(request.param)
+
+
 @pytest.fixture
 def catalog(tmp_path: Path, catalog_url: str | None) -> Iterator[Catalog]:
     found = Catalog(tmp_path / "catalog.sqlite", catalog_url)
@@ -86,7 +94,7 @@ def part(stream: int, *counts: tuple[int, int], **more: Any) -> Part:
 
 
 def commit(database: Database, session: int, number: int, *parts: Part) -> list[extents.PartResult]:
-    return database.write(lambda tx: extents.commit_flush(tx, Flush(session, number, parts)), repeatable=True)
+    return extents.commit_flush(database, Flush(session, number, parts))
 
 
 def firsts(result: extents.PartResult) -> tuple[int, ...]:
@@ -127,7 +135,7 @@ def test_a_commit_that_came_second_is_never_seen_first(catalog: Catalog) -> None
     applied, go_on = threading.Event(), threading.Event()
 
     def hold(tx: Tx) -> list[extents.PartResult]:
-        results = extents.commit_flush(tx, Flush(one, 1, (part(stream, (0, 3)),)))
+        results = extents.apply_flush(tx, Flush(one, 1, (part(stream, (0, 3)),)))
         applied.set()
         assert go_on.wait(WAIT_SECONDS)
         return results
@@ -340,6 +348,18 @@ def test_many_segments_are_locked_in_one_flush(database: Database) -> None:
     assert tails(database, stream) == [1] * 300
 
 
+def test_a_block_for_a_segment_that_is_sealed_or_gone_is_refused_and_leaves_nothing(database: Database) -> None:
+    stream, session = make_stream(database), begin(database)
+    commit(database, session, 1, part(stream, (0, 2)))
+    database.write(lambda tx: segments.replace_segments(tx, stream, epoch=0, seal=[0], ranges=[WHOLE]))
+    before = rows_of(database, stream)
+    assert commit(database, session, 2, part(stream, (0, 3))) == [Refused("sealed")]
+    assert commit(database, session, 3, part(stream, (7, 3))) == [Refused("sealed")]
+    assert commit(database, session, 4, part(stream + 1, (0, 3))) == [Refused("sealed")]
+    assert rows_of(database, stream) == before and numbers_seen(database, stream) == [(0, 2)]
+    assert firsts(commit(database, session, 5, part(stream, (1, 3)))[0]) == (0,)
+
+
 # Named writers.
 
 
@@ -407,7 +427,7 @@ def test_what_work_raises_rolls_everything_back(database: Database) -> None:
     stream, session = make_stream(database), begin(database)
 
     def work(tx: Tx) -> None:
-        extents.commit_flush(tx, Flush(session, 1, (part(stream, (0, 1)),)))
+        extents.apply_flush(tx, Flush(session, 1, (part(stream, (0, 1)),)))
         raise RuntimeError("user code")
 
     with pytest.raises(RuntimeError, match="user code"):

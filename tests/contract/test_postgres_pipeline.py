@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
+import headwater as hw
+from headwater.catalog.database import Row, Statement
 from headwater.catalog.pgpipeline import Pipeline
 
 
@@ -73,3 +76,29 @@ def test_a_connection_that_was_interrupted_is_not_used_again(pipeline: Pipeline)
     with pytest.raises(KeyboardInterrupt):
         pipeline.run([("SELECT pg_sleep(30)", ())])
     assert not pipeline.is_open
+
+
+def test_one_event_at_a_time_is_one_round_trip_each(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hw.open(tmp_path, catalog=postgres_url, upkeep=False) as store:
+        stream = store.create_stream("s/one")
+        trips: list[list[str]] = []
+        run = Pipeline.run
+
+        def counted(pipeline: Pipeline, statements: Iterable[Statement]) -> list[list[Row]]:
+            statements = list(statements)
+            if statements[0][0] == "BEGIN":
+                trips.append([sql for sql, _ in statements])
+            return run(pipeline, statements)
+
+        with stream.writer() as writer:
+            writer.write(b"before").result()
+            with store.transaction() as tx:
+                tx.write("s/one", b"before")
+            monkeypatch.setattr(Pipeline, "run", counted)
+            for _ in range(3):
+                writer.write(b"written").result()
+                with store.transaction() as tx:
+                    tx.write("s/one", b"committed")
+            monkeypatch.undo()
+        assert len(trips) == 6 and all(trip[-1] == "COMMIT" for trip in trips)
+        assert [event.value for event in stream.read()] == [b"before"] * 2 + [b"written", b"committed"] * 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import pytest
 import headwater as hw
 from headwater.catalog import commits
 from headwater.catalog.commits import Outcome
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.transactions import Batch
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.test_unknown_outcome import Proxy
@@ -32,7 +32,9 @@ class LosesAnswers:
         self._database = store._engine.database
         self._write = self._database.write
         self.left = 0
+        self._write_whole = self._database.write_whole
         self._database.write = self._losing  # type: ignore[method-assign]
+        self._database.write_whole = self._losing_whole  # type: ignore[method-assign]
 
     def _losing(self, work: Callable[..., T], *, repeatable: bool = False) -> T:
         result: Any = self._write(work, repeatable=repeatable)
@@ -40,6 +42,13 @@ class LosesAnswers:
             self.left -= 1
             raise hw.UnavailableError("the answer was lost")
         return result  # type: ignore[no-any-return]
+
+    def _losing_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+        result = self._write_whole(statements, *failpoints)
+        if result is not None and self.left:
+            self.left -= 1
+            raise hw.UnavailableError("the answer was lost")
+        return result
 
 
 @pytest.fixture
@@ -80,6 +89,22 @@ def test_a_commit_whose_answer_was_lost_may_be_repeated(store: hw.Store, staged:
     assert [change.key for change in store.table(TABLE).changes()] == ["key"]
     with pytest.raises(hw.TransactionEndedError):
         tx.abort()
+
+
+def test_a_commit_of_one_event_whose_answer_was_lost_may_be_repeated(store: hw.Store) -> None:
+    # In one round trip: see `commits.commit_one`.
+    catalog = LosesAnswers(store)
+    for number in range(3):
+        tx = store.transaction()
+        tx.write(TWO, str(number))
+        catalog.left = 1
+        with pytest.raises(hw.UnavailableError):
+            tx.commit()
+        assert not catalog.left
+        assert tx.status is hw.TransactionStatus.COMMITTED
+        commit = tx.commit()
+        assert not commit.repeated and commit.cut == store.cut(TWO)
+    assert _values(store, TWO) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("scale", ["roll", "roll and merge"])
@@ -204,6 +229,53 @@ def test_a_connection_that_breaks_after_commit_changes_nothing(
                 assert len(_values(store, ONE)) == len(_values(store, TWO)) == number
     finally:
         proxy.close()
+
+
+@pytest.mark.slow
+def test_a_connection_that_breaks_after_the_commit_of_one_event_changes_nothing(
+    postgres_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    Place(str(tmp_path / "store"), postgres_url).open(create=True).close()
+    proxy = Proxy(postgres_url, tmp_path_factory.mktemp("s"))
+    try:
+        with Place(str(tmp_path / "store"), proxy.url).open() as store:
+            store.create_stream(TWO)
+            for number in range(1, 4):
+                tx = store.transaction()
+                tx.write(TWO, "1")
+                before = proxy.dropped
+                proxy.armed.set()
+                commit = tx.commit()
+                wait_until(lambda before=before: proxy.dropped == before + 1)  # type: ignore[misc]
+                assert not commit.repeated and commit.cut == store.cut(TWO)
+                assert len(_values(store, TWO)) == number
+    finally:
+        proxy.close()
+
+
+def test_of_two_attempts_to_commit_one_event_at_the_same_time_the_later_finds_the_first(store: hw.Store) -> None:
+    # A connection was given up while the server is still at work for it; the next attempt comes meanwhile.
+    tx = store.transaction()
+    tx.write(TWO, "1")
+    batch = tx._contents.gather(tx._id)
+    assert batch is not None
+    is_done, may_end = threading.Event(), threading.Event()
+
+    def first(catalog: Tx) -> Outcome:
+        outcome = commits.commit(catalog, tx._id, batch, None, 30_000_000, 0, "me")
+        is_done.set()
+        may_end.wait(5)
+        return outcome
+
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(store._engine.database.write, first, repeatable=True)
+        assert is_done.wait(10)
+        two = threads.submit(store._engine.attempt, commits.commit_one, tx._id, batch, 30_000_000, 0, "me", 0)
+        time.sleep(0.3)
+        assert not two.done()
+        may_end.set()
+        assert one.result(20).id == tx._id and two.result(20) is None
+    assert _values(store, TWO) == [b"1"]
 
 
 @pytest.mark.parametrize("marker", [None, hw.Marker("source", 1)])

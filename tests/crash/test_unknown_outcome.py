@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -15,6 +15,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog import sessions
+from headwater.catalog.database import Row, Statement
 from headwater.segments import flush as flush_module
 from tests.crash.processes import Place, wait_until
 
@@ -30,10 +31,12 @@ class LosesAnswers:
     def __init__(self, store: hw.Store) -> None:
         self._database = store._engine.database
         self._write = self._database.write
+        self._write_whole = self._database.write_whole
         self._meanwhile: Callable[[], object] | None = None
         self._error: Exception | None = None
         self.lost = 0
         self._database.write = self._losing  # type: ignore[method-assign]
+        self._database.write_whole = self._losing_whole  # type: ignore[method-assign]
 
     def lose(self, error: Exception | None = None, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Lose the next answer. The caller sees `error`, after `meanwhile` has happened."""
@@ -43,7 +46,14 @@ class LosesAnswers:
     def _losing(self, work: Callable[..., T], *, repeatable: bool = False) -> T:
         result = self._write(work, repeatable=repeatable)
         # A flush is the one repeatable change with a list for an answer.
-        if isinstance(result, list) and repeatable and self._meanwhile is not None:
+        return self._lose(result) if isinstance(result, list) and repeatable else result
+
+    def _losing_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+        result = self._write_whole(statements, *failpoints)
+        return self._lose(result) if result is not None else None
+
+    def _lose(self, result: T) -> T:
+        if self._meanwhile is not None:
             meanwhile, self._meanwhile = self._meanwhile, None
             meanwhile()
             self.lost += 1

@@ -7,10 +7,12 @@ entries, group.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from headwater.catalog import groups, segments, tables
-from headwater.catalog.database import Statement, Tx
+from headwater.catalog.database import Database, Statement, Tx
+from headwater.catalog.extents import append_blindly
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.targets import RouteStale, Target, Targets, by_stream, open_targets, rolled_targets
 from headwater.catalog.transactions import (
@@ -101,6 +103,39 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
         outcome = _apply(tx, id, batch, staged, targets, marker, by, tx.run("SELECT now_us()")[0][0])
     failpoints.reach("txn.applied")
     return outcome
+
+
+def commit_one(database: Database, id: str, batch: Batch, lease_us: int, age_us: int, by: str, open_us: int) -> Outcome | None:
+    """A transaction of one block, to a stream of one segment, that the catalog does not know yet: in one round trip.
+
+    None if it is another one, if it is known by now, or if its segment is no longer open.
+    """
+    if len(batch.appends) != 1 or batch.changes or batch.object_key is not None:
+        return None
+    stream, append, expected = batch.appends[0]
+    if expected is not None or batch.widths.get(stream) != 1:
+        return None
+    place = stream, append.segment
+    # Around the tail, which the database knows.
+    before, after = _result({stream: {append.segment: None}}, by, {stream: {append.segment: append.count}}).split("null", 1)
+    answers = database.write_whole(
+        [
+            *append_blindly(stream, append),
+            (
+                "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, result) "
+                "VALUES (?, 'committed', now_us() - ?, ?, now_us() + ?, now_us(), 0, "
+                "(SELECT ? || CAST(tail AS TEXT) || ? FROM segment WHERE stream = ? AND number = ?))",
+                (id, open_us, lease_us, lease_us - age_us, before, after, *place),
+            ),
+        ],
+        "txn.applied",
+    )
+    return None if answers is None else Outcome(id, {stream: {append.segment: answers[0][0][0]}}, False)
+
+
+def _result(tails: Mapping[int, Mapping[int, int | None]], by: str, added: Mapping[int, Mapping[int, int]]) -> str:
+    """What is kept of a commit: what it answered, to whom, and how many events it added to each segment."""
+    return json.dumps({"tails": tails, "by": by, "added": added})
 
 
 def prepare(tx: Tx, id: str, batch: Batch, by: str) -> None:
@@ -305,7 +340,7 @@ def _apply(
         number = used[stream, segment].number
         found = added.setdefault(stream, {})
         found[number] = found.get(number, 0) + events
-    result = json.dumps({"tails": tails, "by": by, "added": added})
+    result = _result(tails, by, added)
     if new is not None:
         tx.defer(
             "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, marker_owner, marker_sequence, "

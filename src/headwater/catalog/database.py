@@ -46,6 +46,12 @@ class Database(Protocol):
         done); other work raises OutcomeUnknownError.
         """
 
+    def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+        """Run statements and commit, in one round trip; returns the rows of each. None if a constraint did not hold: nothing was done.
+
+        If the answer is lost, they run again: a constraint must not hold then. The failpoints are passed before the commit.
+        """
+
     def announce(self) -> None:
         """Wake those who wait for a change, here and in other processes, soon."""
 

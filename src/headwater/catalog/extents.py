@@ -65,11 +65,89 @@ class Refused(NamedTuple):
 PartResult = Stored | Refused
 
 
-def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
-    """Append every part that may be appended, in order, each seeing the tails left by the one before.
+_INSERT_OBJECT = "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+
+
+def commit_flush(database: Database, flush: Flush) -> list[PartResult]:
+    """Append every part that may be appended, in order, each seeing the tails left by the one before; durable on return.
 
     FencedError if the session is no longer live. A flush that was committed before is answered from its session, before any other check.
     """
+    found = _commit_one(database, flush)
+    return database.write(lambda tx: apply_flush(tx, flush), repeatable=True) if found is None else found
+
+
+def _commit_one(database: Database, flush: Flush) -> list[PartResult] | None:
+    """A flush of one block without conditions, as most are while events come one by one: in one round trip.
+
+    None if it is another one, if it was committed before, or if its session or its segment are not as they must be.
+    """
+    part = flush.parts[0]
+    if len(flush.parts) > 1 or len(part.appends) != 1 or part.writer is not None or part.expected_tail is not None:
+        return None
+    append = part.appends[0]
+    place = part.stream, append.segment
+    is_next = "EXISTS (SELECT 1 FROM session WHERE id = ? AND live = 1 AND last_flush = ?)", (flush.session, flush.number - 1)
+    answers = database.write_whole(
+        [
+            _lock_session(flush.session),
+            *((_INSERT_OBJECT, (*stored, flush.session)) for stored in flush.objects),
+            *append_blindly(part.stream, append, is_next),
+            (
+                "UPDATE session SET last_flush = ?, renewed_at = now_us(), last_result = (SELECT "
+                "'[[' || CAST(appended_at AS TEXT) || ', ' || CAST(tail - ? AS TEXT) || ']]' FROM segment WHERE stream = ? AND number = ?) "
+                "WHERE id = ?",
+                (flush.number, append.count, *place, flush.session),
+            ),
+        ],
+        "append.begun",
+        "append.applied",
+    )
+    if answers is None:
+        return None
+    tail, appended_at = answers[1 + len(flush.objects)][0]
+    return [Stored((tail - append.count,), appended_at)]
+
+
+def append_blindly(stream: int, append: Append, condition: Statement = ("TRUE", ())) -> list[Statement]:
+    """Statements that append a block behind a segment's tail, wherever that is; the first returns the new tail, and when.
+
+    If the segment is not open, or the condition does not hold, they violate a constraint: no extent may be without a log.
+    """
+    place = stream, append.segment
+    found = "FROM segment WHERE stream = ? AND number = ?"
+    statements: list[Statement] = [
+        (
+            "UPDATE segment SET tail = tail + ?, bytes = bytes + ?, "
+            "appended_at = CASE WHEN appended_at > now_us() THEN appended_at ELSE now_us() END "
+            "WHERE stream = ? AND number = ? AND sealed_epoch IS NULL RETURNING tail, appended_at",
+            (append.count, append.length, *place),
+        ),
+        (
+            "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES "
+            f"((SELECT log {found} AND sealed_epoch IS NULL AND {condition[0]}), (SELECT tail - ? {found}), ?, ?, ?, "
+            f"(SELECT appended_at {found}), ?, ?)",
+            (
+                *(*place, *condition[1]),
+                *(append.count, *place),
+                *(append.count, append.length, append.crc),
+                *place,
+                *(append.object, append.position),
+            ),
+        ),
+    ]
+    if append.data is not None:
+        statements.append(
+            (
+                f"INSERT INTO inline_block (log, first, data) VALUES ((SELECT log {found}), (SELECT tail - ? {found}), ?)",
+                (*place, append.count, *place, append.data),
+            )
+        )
+    return statements
+
+
+def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
+    """What a flush changes, decided part by part."""
     segments = sorted({(part.stream, append.segment) for part in flush.parts for append in part.appends})
     writers = sorted({(part.stream, part.writer) for part in flush.parts if part.writer is not None})
     locks = _lock_segments(segments)
@@ -113,9 +191,7 @@ def commit_flush(tx: Tx, flush: Flush) -> list[PartResult]:
         "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = ?",
         [(tail.tail, tail.bytes, tail.appended_at, *key) for key, tail in touched.items()],
     )
-    tx.defer(
-        "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING", [(*o, flush.session) for o in flush.objects]
-    )
+    tx.defer(_INSERT_OBJECT, [(*stored, flush.session) for stored in flush.objects])
     tx.defer("INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents)
     tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks)
     tx.defer("UPDATE writer SET last_number = ? WHERE stream = ? AND id = ?", [(number, *key) for key, number in numbers.items()])

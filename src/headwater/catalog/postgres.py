@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from headwater.catalog.database import Changes, Row, Statement, Tx
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
+from headwater.runtime.failpoints import reach
 from headwater.runtime.retry import retry
 
 try:
@@ -191,6 +192,22 @@ class PostgresDatabase:
             tx.roll_back()
             raise
         finally:
+            self._give_back(pipeline)
+
+    def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+        for name in failpoints:
+            reach(name)
+        return self._repeated(lambda: self._write_whole(statements))
+
+    def _write_whole(self, statements: Sequence[Statement]) -> list[list[Row]] | None:
+        pipeline = self._take()
+        tx = PostgresTx(pipeline, "BEGIN")
+        try:
+            return tx.run_all([*statements, ("COMMIT", ())])[:-1]
+        except psycopg.IntegrityError:
+            return None
+        finally:
+            tx.roll_back()
             self._give_back(pipeline)
 
     def _repeated(self, attempt: Callable[[], T]) -> T:

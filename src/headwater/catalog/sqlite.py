@@ -23,6 +23,7 @@ from headwater.catalog.walwatch import WalWatch
 from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, WAL_BYTES
 from headwater.runtime import clock
+from headwater.runtime.failpoints import reach
 
 T = TypeVar("T")
 
@@ -188,6 +189,18 @@ class SqliteDatabase:
                 raise
             self._checkpoint_if_large(connection)
         return result
+
+    def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+        def work(tx: Tx) -> list[list[Row]]:
+            found = tx.run_all(statements)
+            for name in failpoints:
+                reach(name)
+            return found
+
+        try:
+            return self.write(work)
+        except apsw.ConstraintError:
+            return None
 
     def _checkpoint_if_large(self, connection: apsw.Connection) -> None:
         if self._wal_pages * _PAGE_BYTES < WAL_BYTES:

@@ -70,9 +70,17 @@ class Engine:
         self.database.announce()
         return result
 
+    def attempt(self, change: Callable[Concatenate[Database, P], T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run a catalog function that commits in one round trip, or does nothing and returns None."""
+        self._check_open()
+        result = change(self.database, *args, **kwargs)
+        if result is not None:
+            self.database.announce()
+        return result
+
     def commit_flush(self, flush: Flush) -> list[PartResult]:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
-        return self.database.write(lambda tx: extents.commit_flush(tx, flush), repeatable=True)
+        return extents.commit_flush(self.database, flush)
 
     def plan(self, row: SegmentRow, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
         """The next extents of a segment that hold numbers [start, end)."""
