@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headwater.catalog import groups, segments, tables
 from headwater.catalog.database import Database, Statement, Tx
-from headwater.catalog.extents import append_blindly
+from headwater.catalog.extents import add_extent, grow
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.targets import RouteStale, Target, Targets, by_stream, open_targets, rolled_targets
 from headwater.catalog.transactions import (
@@ -120,7 +120,8 @@ def commit_one(database: Database, id: str, batch: Batch, lease_us: int, age_us:
     before, after = _result({stream: {append.segment: None}}, by, {stream: {append.segment: append.count}}).split("null", 1)
     answers = database.write_whole(
         [
-            *append_blindly(stream, append),
+            grow(stream, append),
+            *add_extent(stream, append),
             (
                 "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, result) "
                 "VALUES (?, 'committed', now_us() - ?, ?, now_us() + ?, now_us(), 0, "

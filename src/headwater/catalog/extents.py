@@ -87,42 +87,47 @@ def _commit_one(database: Database, flush: Flush) -> list[PartResult] | None:
         return None
     append = part.appends[0]
     place = part.stream, append.segment
-    is_next = "EXISTS (SELECT 1 FROM session WHERE id = ? AND live = 1 AND last_flush = ?)", (flush.session, flush.number - 1)
+    is_noted = "EXISTS (SELECT 1 FROM session WHERE id = ?)", (flush.session,)
     answers = database.write_whole(
         [
-            _lock_session(flush.session),
-            *((_INSERT_OBJECT, (*stored, flush.session)) for stored in flush.objects),
-            *append_blindly(part.stream, append, is_next),
+            grow(part.stream, append),
+            # Not live, or not next: then its last flush would be NULL, which a constraint refuses.
             (
-                "UPDATE session SET last_flush = ?, renewed_at = now_us(), last_result = (SELECT "
-                "'[[' || CAST(appended_at AS TEXT) || ', ' || CAST(tail - ? AS TEXT) || ']]' FROM segment WHERE stream = ? AND number = ?) "
-                "WHERE id = ?",
-                (flush.number, append.count, *place, flush.session),
+                "UPDATE session SET last_flush = CASE WHEN live = 1 AND last_flush = ? THEN last_flush + 1 END, renewed_at = now_us(), "
+                "last_result = (SELECT '[[' || CAST(appended_at AS TEXT) || ', ' || CAST(tail - ? AS TEXT) || ']]' FROM segment "
+                "WHERE stream = ? AND number = ?) WHERE id = ?",
+                (flush.number - 1, append.count, *place, flush.session),
             ),
+            *add_extent(part.stream, append, is_noted),
+            *((_INSERT_OBJECT, (*stored, flush.session)) for stored in flush.objects),
         ],
         "append.begun",
         "append.applied",
     )
     if answers is None:
         return None
-    tail, appended_at = answers[1 + len(flush.objects)][0]
+    tail, appended_at = answers[0][0]
     return [Stored((tail - append.count,), appended_at)]
 
 
-def append_blindly(stream: int, append: Append, condition: Statement = ("TRUE", ())) -> list[Statement]:
-    """Statements that append a block behind a segment's tail, wherever that is; the first returns the new tail, and when.
+def grow(stream: int, append: Append) -> Statement:
+    """The statement that moves an open segment's tail, wherever it is, behind a block; it returns the new one, and when that was."""
+    return (
+        "UPDATE segment SET tail = tail + ?, bytes = bytes + ?, "
+        "appended_at = CASE WHEN appended_at > now_us() THEN appended_at ELSE now_us() END "
+        "WHERE stream = ? AND number = ? AND sealed_epoch IS NULL RETURNING tail, appended_at",
+        (append.count, append.length, stream, append.segment),
+    )
+
+
+def add_extent(stream: int, append: Append, condition: Statement = ("TRUE", ())) -> list[Statement]:
+    """The statements, after `grow`, that put a block there.
 
     If the segment is not open, or the condition does not hold, they violate a constraint: no extent may be without a log.
     """
     place = stream, append.segment
     found = "FROM segment WHERE stream = ? AND number = ?"
     statements: list[Statement] = [
-        (
-            "UPDATE segment SET tail = tail + ?, bytes = bytes + ?, "
-            "appended_at = CASE WHEN appended_at > now_us() THEN appended_at ELSE now_us() END "
-            "WHERE stream = ? AND number = ? AND sealed_epoch IS NULL RETURNING tail, appended_at",
-            (append.count, append.length, *place),
-        ),
         (
             "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES "
             f"((SELECT log {found} AND sealed_epoch IS NULL AND {condition[0]}), (SELECT tail - ? {found}), ?, ?, ?, "
