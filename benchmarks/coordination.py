@@ -31,19 +31,25 @@ Insert = Callable[[int], None]
 
 
 @contextmanager
-def _bare_rows(path: Path, url: str | None) -> Iterator[Insert]:
-    """Gives what inserts that many rows of a key and a value in one commit, as durable as headwater's."""
+def _bare_rows(path: Path, url: str | None, *, is_numbered: bool = False) -> Iterator[Insert]:
+    """Gives what inserts that many rows of a key and a value in one commit, as durable as headwater's.
+
+    A stream's events are numbered without gaps, in the order of their commits; with `is_numbered` the rows are so, too, by a counter.
+    """
     if url is None:
         path.mkdir(parents=True, exist_ok=True)
         connection = apsw.Connection(str(path / "bare.sqlite"))
         connection.set_busy_timeout(60_000)
         connection.execute(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
-            "CREATE TABLE IF NOT EXISTS bare (id INTEGER PRIMARY KEY, key BLOB, value BLOB)"
+            "CREATE TABLE IF NOT EXISTS bare (id INTEGER PRIMARY KEY, key BLOB, value BLOB); "
+            "CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY, next INTEGER); INSERT OR IGNORE INTO counter VALUES (1, 0)"
         ).fetchall()
 
         def insert(rows: int) -> None:
             connection.execute("BEGIN IMMEDIATE")
+            if is_numbered:
+                connection.execute("UPDATE counter SET next = next + ? WHERE id = 1", (rows,))
             connection.executemany("INSERT INTO bare (key, value) VALUES (?, ?)", [(b"key", _VALUE)] * rows)
             connection.execute("COMMIT")
 
@@ -56,8 +62,20 @@ def _bare_rows(path: Path, url: str | None) -> Iterator[Insert]:
 
     with psycopg.connect(url, autocommit=True) as server:
         server.execute("CREATE TABLE IF NOT EXISTS bare (id BIGSERIAL PRIMARY KEY, key BYTEA, value BYTEA)")
+        server.execute("CREATE TABLE IF NOT EXISTS counter (id BIGINT PRIMARY KEY, next BIGINT)")
+        server.execute("CREATE TABLE IF NOT EXISTS numbered (number BIGINT PRIMARY KEY, key BYTEA, value BYTEA)")
+        server.execute("INSERT INTO counter VALUES (1, 0) ON CONFLICT DO NOTHING")
 
         def insert_there(rows: int) -> None:
+            if is_numbered:
+                # In one statement, which is one round trip.
+                assert rows == 1
+                server.execute(
+                    "WITH counted AS (UPDATE counter SET next = next + 1 WHERE id = 1 RETURNING next) "
+                    "INSERT INTO numbered SELECT next, %s, %s FROM counted",
+                    (b"key", _VALUE),
+                )
+                return
             with server.transaction():
                 server.cursor().executemany("INSERT INTO bare (key, value) VALUES (%s, %s)", [(b"key", _VALUE)] * rows)
 
@@ -99,13 +117,16 @@ def commits(bench: Bench) -> Iterator[Result]:
                 with _bare_rows(Path(place.url), place.catalog) as insert:
                     insert(1)
                 pipes = [stack.enter_context(started(_commit_on_demand, place, events, count)) for _ in range(_PROCESSES)]
-                own, bare = in_turns(
-                    max(1, bench.sizes.rounds // 2), partial(_all, pipes, "own", count), partial(_all, pipes, "bare", count)
-                )
-            yield _commits_result(catalog.name, events, _PROCESSES, own, bare, None)
+                ways = ["own", "bare", "numbered"] if events == 1 else ["own", "bare"]
+                own, bare, *numbered = in_turns(max(1, bench.sizes.rounds // 2), *(partial(_all, pipes, way, count) for way in ways))
+            yield _commits_result(catalog.name, events, _PROCESSES, own, bare, goal)
+            for found in numbered:
+                yield _commits_result(catalog.name, events, _PROCESSES, own, found, goal, "rows numbered without gaps")
 
 
-def _commits_result(catalog: str, events: int, processes: int, own: Sequence[float], bare: Sequence[float], goal: Goal | None) -> Result:
+def _commits_result(
+    catalog: str, events: int, processes: int, own: Sequence[float], bare: Sequence[float], goal: Goal, beside: str = "bare rows"
+) -> Result:
     variant = f"{catalog}, {events:,} event{'s' if events > 1 else ''}, {processes} process{'es' if processes > 1 else ''}"
     return Result(
         "transactions",
@@ -113,19 +134,23 @@ def _commits_result(catalog: str, events: int, processes: int, own: Sequence[flo
         statistics.median(own),
         "commits/s",
         statistics.median(bare),
-        "bare rows",
+        beside,
         median_ratio(own, bare),
         goal,
     )
 
 
 def _commit_on_demand(pipe: Connection, place: Place, events: int, count: int) -> None:
-    with hw.open(place.url, catalog=place.catalog, create=False) as store, _bare_rows(Path(place.url), place.catalog) as insert:
+    path = Path(place.url)
+    with (
+        hw.open(place.url, catalog=place.catalog, create=False) as store,
+        _bare_rows(path, place.catalog) as insert,
+        _bare_rows(path, place.catalog, is_numbered=True) as insert_numbered,
+    ):
         _commit(store, events)
         say_ready(pipe)
-        _serve(
-            pipe, {"own": partial(_rate, partial(_commit, store, events), count), "bare": partial(_rate, partial(insert, events), count)}
-        )
+        ways = {"own": partial(_commit, store, events), "bare": partial(insert, events), "numbered": partial(insert_numbered, events)}
+        _serve(pipe, {name: partial(_rate, way, count) for name, way in ways.items()})
 
 
 def _serve(pipe: Connection, calls: dict[str, Callable[[], object]]) -> None:
