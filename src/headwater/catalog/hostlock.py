@@ -1,4 +1,4 @@
-"""One lock for all processes of a host, first come first served, with a deadline and the holder's number.
+"""One lock for all processes of a host, first come first served, with a deadline and the holder's name.
 
 SQLite's own lock lets processes starve each other: 8 to 16 of them waited up to 2.1 s. Asking for a lock again and again leaves it unused
 in between; so who finds it taken waits in the kernel's queue, in a thread, since that wait has no deadline.
@@ -10,7 +10,6 @@ import fcntl
 import os
 import threading
 import time
-from contextlib import suppress
 from types import TracebackType
 
 from headwater.errors import UnavailableError
@@ -46,7 +45,7 @@ class HostLock:
         try:
             self._lock(deadline)
         except BaseException:
-            # It may have been taken already, when a Ctrl-C came.
+            # It may have been taken already, when the disk was too full for our name or a Ctrl-C came.
             self._unlock()
             self._mutex.release()
             raise
@@ -60,7 +59,8 @@ class HostLock:
             if self._queue is None:
                 self._queue = _Queue(_open(self._path))
             if not self._queue.take(deadline):
-                raise self._late(_holder(self._descriptor)) from None
+                raise self._late(f"process {self.holder()}") from None
+        os.pwrite(self._descriptor, b"%-20d" % os.getpid(), 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._unlock()
@@ -71,6 +71,11 @@ class HostLock:
             self._queue.leave()
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def holder(self) -> str:
+        """The process that took the lock last."""
+        assert self._descriptor is not None
+        return os.pread(self._descriptor, 20, 0).decode().strip() or "unknown"
 
     def _late(self, holder: str) -> UnavailableError:
         return UnavailableError(
@@ -167,17 +172,6 @@ class _Queue:
             if self._thread is None:
                 os.close(self.descriptor)
             self._condition.notify_all()
-
-
-def _holder(descriptor: int) -> str:
-    """Which process has the lock, if the kernel tells: Linux does, unless that process is in another container."""
-    inode = f":{os.fstat(descriptor).st_ino}"
-    with suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:
-            _, kind, _, _, process, place, *_ = line.split()
-            if kind == "FLOCK" and place.endswith(inode):
-                return f"process {process}"
-    return "another process"
 
 
 def _open(path: str) -> int:
