@@ -42,6 +42,7 @@ def test_a_path_a_string_and_a_file_url_open_the_same_store(tmp_path: Path, monk
     assert [item.name for item in tmp_path.iterdir()] == ["my store"]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_missing_is_not_made_unless_asked_for(tmp_path: Path, postgres_url: str) -> None:
     for catalog in (None, postgres_url):
         with pytest.raises(hw.NotFoundError, match="no headwater store"):
@@ -118,6 +119,7 @@ def test_a_missing_library_is_named_with_the_extra_to_install(tmp_path: Path, mo
     assert "InvalidRequestError" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_storage_and_catalog_of_two_stores_are_not_mixed(tmp_path: Path, postgres_url: str) -> None:
     with hw.open(tmp_path / "one", catalog=postgres_url) as one:
         stream = one.create_stream("a/x")

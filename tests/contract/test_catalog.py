@@ -50,7 +50,7 @@ class Catalog:
             database.close()
 
 
-@pytest.fixture(params=["at once", "part by part"], autouse=True)
+@pytest.fixture(params=["at once", pytest.param("part by part", marks=pytest.mark.slow)], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A flush of one block is committed in one round trip; what is promised must not depend on that."""
     if request.param == "part by part":

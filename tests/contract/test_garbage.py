@@ -23,6 +23,9 @@ from headwater.streams import garbage
 from tests.crash.processes import Crew, Place
 from tests.crash.workers import obey
 
+# Many of them wait for something: not for a quick run.
+pytestmark = pytest.mark.slow
+
 LARGE = b"." * 100_000
 #: Tables that hold rows only while something is under way or kept.
 TABLES = ("extent", "inline_block", "object", "dead_log", "tier", "lease", "session", "txn_extent", "txn_change", "tag", "pin", "base")

@@ -244,6 +244,7 @@ def test_a_lease_that_ran_out_is_no_reason_to_stop_if_nobody_took_over(store: hw
     assert first.error is None and stored(store) == expected(folder)
 
 
+@pytest.mark.slow
 def test_one_elsewhere_is_waited_for_until_its_lease_runs_out(store: hw.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Background(store, folder, lease=6.0)
     first.wait_for()

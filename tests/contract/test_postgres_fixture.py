@@ -14,6 +14,9 @@ import pytest
 
 from tests.postgres import PostgresServer
 
+# It takes a server of its own: not for a quick run.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headwater.catalog.postgres import PostgresDatabase
+
+# It takes a server: not for a quick run.
+pytestmark = pytest.mark.slow
 
 
 def test_the_password_of_the_address_reaches_the_server(postgres_url: str) -> None:

@@ -16,6 +16,9 @@ import headwater as hw
 from headwater.catalog.database import Row, Statement
 from headwater.catalog.pgpipeline import Pipeline
 
+# It takes a server: not for a quick run.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pipeline(postgres_url: str) -> Iterator[Pipeline]:

@@ -282,6 +282,7 @@ def test_a_stream_is_made_with_a_retention(run: Run, url: str) -> None:
         assert store.stream("a/read").retention == hw.Retention.by_consumption(["g", "h"], max_age=timedelta(days=1))
 
 
+@pytest.mark.slow
 def test_bench_measures_a_store_and_leaves_nothing_in_it(run: Run) -> None:
     figures = {figure["what"]: figure["value"] for figure in objects(run("bench", "--seconds", "0.1", "--json"))}
     assert len(figures) == 8 and all(value > 0 for value in figures.values())

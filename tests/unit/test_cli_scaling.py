@@ -80,6 +80,7 @@ def test_the_history_is_there_for_machines(run: Run, scaled: str) -> None:
     assert 0 < len(recent["samples"]) < len(answer["samples"])
 
 
+@pytest.mark.slow
 def test_the_heat_map_can_be_a_picture(run: Run, scaled: str, tmp_path: Path) -> None:
     picture = tmp_path / "day.png"
     assert str(picture) in run("scaling", scaled, "--png", str(picture)).stdout

@@ -47,6 +47,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_one_at_a_time_of_many_processes_and_threads(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")

@@ -12,6 +12,9 @@ from headwater.model.keys import KEY_SPACE
 from headwater.model.policies import Scaling
 from tests.city import City, Simulation
 
+# Days take a while, even simulated: not for a quick run.
+pytestmark = pytest.mark.slow
+
 TARGET = 100
 HOUR = 3600.0
 
