@@ -477,3 +477,13 @@ def test_an_event_time_that_no_datetime_can_have_is_refused(store: hw.Store, tim
     with stream.writer() as writer, pytest.raises(hw.InvalidRequestError, match="1 to 9999"):
         writer.write_batch(pa.table({"value": [b"x"], "_time": times}))
     assert list(stream.read()) == []
+
+
+def test_schemas_that_differ_in_their_metadata_only_are_not_mixed_up(store: hw.Store) -> None:
+    for unit in ("s", "ms"):
+        field = pa.field("x", pa.int64(), metadata={"unit": unit})
+        stream = store.create_stream(f"r/{unit}", schema=pa.schema([field]))
+        with stream.writer() as writer:
+            writer.write({"x": 1})
+        (batch,) = [batch for item in stream.ranges() for batch in item.to_batches()]
+        assert batch.schema.field("x").metadata == stream.to_arrow().schema.field("x").metadata == {b"unit": unit.encode()}

@@ -164,12 +164,10 @@ def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]
 
 
 def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
-    return _batch_schema(stream.schema, tuple(columns))
-
-
-@lru_cache(maxsize=128)
-def _batch_schema(schema: pa.Schema, columns: tuple[str, ...]) -> pa.Schema:
-    fields = (pa.field(name, METADATA[name], nullable=name == "_key") if name in METADATA else schema.field(name) for name in columns)
+    # Not kept for the next batch by its arguments: schemas that differ in their metadata only are equal.
+    fields = (
+        pa.field(name, METADATA[name], nullable=name == "_key") if name in METADATA else stream.schema.field(name) for name in columns
+    )
     return pa.schema(fields)
 
 
