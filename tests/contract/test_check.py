@@ -14,7 +14,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.segments import SegmentRow
-from headwater.check import CheckReport, Progress, check_store
+from headwater.check import CheckReport, Progress, blocks, check_store
 from headwater.check.lineage import find_lineage_faults
 from headwater.model.keys import KEY_SPACE, KeyRange
 
@@ -410,3 +410,37 @@ def test_segments_that_tile_have_no_faults(rows: list[SegmentRow], epoch: int, i
 def test_segments_that_do_not_tile_are_found(rows: list[SegmentRow], epoch: int, is_sealed: bool, next_segment: int, said: str) -> None:
     faults = find_lineage_faults(rows, epoch=epoch, is_sealed=is_sealed, next_segment=next_segment)
     assert any(said in fault for fault in faults), faults
+
+
+def _six_blocks(path: Path, catalog_url: str | None, monkeypatch: pytest.MonkeyPatch) -> hw.Store:
+    """A store whose stream has six blocks of an event each, which are checked two at a time."""
+    monkeypatch.setattr(blocks, "_SLICE_EXTENTS", 2)
+    store = hw.open(path, catalog=catalog_url, upkeep=False)
+    with store.create_stream("a/six").writer() as writer:
+        for _ in range(6):
+            writer.write(b"x").result()
+    return store
+
+
+def test_blocks_that_become_a_chunk_while_they_are_checked_are_no_fault(
+    tmp_path: Path, catalog_url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _six_blocks(tmp_path / "six", catalog_url, monkeypatch) as store:
+        written: list[int] = []
+
+        def tier(progress: Progress) -> None:
+            if progress.done_bytes and not written:
+                written.append(store.run_upkeep().chunks_written)
+
+        report = check_store(store, tier)
+        assert written == [1] and report.ok, report.problems
+        assert check_store(store).blocks == 1
+
+
+def test_blocks_that_overlap_are_found_also_where_a_slice_ends(
+    tmp_path: Path, catalog_url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _six_blocks(tmp_path / "six", catalog_url, monkeypatch) as store:
+        for fault in ("DELETE FROM extent WHERE first = 3", "UPDATE extent SET count = 2 WHERE first IN (1, 2)"):
+            store._engine.database.write(lambda tx, fault=fault: tx.run(fault))  # type: ignore[misc]
+        assert "overlap" in {problem.kind for problem in check_store(store).problems}

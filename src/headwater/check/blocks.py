@@ -87,11 +87,14 @@ class SegmentCheck:
     def _check_piece(self, log: int, start: int, end: int) -> Iterator[None]:
         """Numbers [start, end) of the segment, all of which are in one log: its own, or for a fork its parent's."""
         at, appended_at = start, 0
+        before: Extent | None = None
         while at < end:
             found = extents.plan(self._engine.database, log, at, end, _SLICE_EXTENTS)
             if not found:
                 self._add_gap(log, at, end)
                 return
+            if before is not None and found[0].first < at and self._is_replaced(log, before):
+                appended_at, at = 0, found[0].first  # Upkeep made one chunk of what was checked before and what comes now.
             for extent in found:
                 if extent.first > at:
                     self._add_gap(log, at, extent.first)
@@ -104,7 +107,13 @@ class SegmentCheck:
             if at > end == self._row.tail and log == self._row.log and self._find_row() == self._row:
                 self._add("overlap", f"its tail is {end}, but its last block goes on to {at}")
             self._check_extents(log, found)
+            before = found[-1]
             yield
+
+    def _is_replaced(self, log: int, extent: Extent) -> bool:
+        """Whether the catalog has another extent by now where this one was."""
+        now = extents.plan(self._engine.database, log, extent.first, extent.first + 1, 1)
+        return not now or (now[0].first, now[0].count) != (extent.first, extent.count)
 
     @property
     def _unit(self) -> str:
