@@ -27,7 +27,8 @@ class HostLock:
         self._begin()
 
     def _begin(self) -> None:
-        self._mutex = threading.Lock()
+        # Of a kind that knows its owner: see `leave`.
+        self._mutex = threading.RLock()
         self._descriptor: int | None = None
         self._queue: _Queue | None = None
 
@@ -40,15 +41,25 @@ class HostLock:
 
     def __enter__(self) -> None:
         deadline = time.monotonic() + self._wait_seconds
-        if not self._mutex.acquire(timeout=self._wait_seconds):
-            raise self._late(f"another thread of this process ({os.getpid()})")
         try:
+            if not self._mutex.acquire(timeout=self._wait_seconds):
+                raise self._late(f"another thread of this process ({os.getpid()})")
             self._lock(deadline)
         except BaseException:
             # It may have been taken already, when the disk was too full for our name or a Ctrl-C came.
+            self.leave()
+            raise
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._mutex._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def leave(self) -> None:
+        """Give it back if this thread has it. For who got a Ctrl-C too, which may come at the very begin of `__exit__`."""
+        if self.is_mine:
             self._unlock()
             self._mutex.release()
-            raise
 
     def _lock(self, deadline: float) -> None:
         if self._descriptor is None:
@@ -63,8 +74,7 @@ class HostLock:
         os.pwrite(self._descriptor, b"%-20d" % os.getpid(), 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._unlock()
-        self._mutex.release()
+        self.leave()
 
     def _unlock(self) -> None:
         if self._queue is not None:

@@ -77,7 +77,8 @@ class SqliteDatabase:
         # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
         self._pool_mutex = threading.Lock()
         self._pool_lock = threading.Condition(self._pool_mutex)
-        self._users = 0
+        #: The threads that use a connection.
+        self._users: set[int] = set()
         self._is_forking = False
         self._readers: list[apsw.Connection] = []
         self._writer: apsw.Connection | None = None
@@ -93,7 +94,7 @@ class SqliteDatabase:
             return
         with self._pool_mutex:
             self._is_forking = True
-            self._pool_lock.wait_for(lambda: not self._users)
+            self._pool_lock.wait_for(lambda: not self._users - {threading.get_ident()})
             for connection in [*self._readers, *filter(None, (self._writer, self._changes.connection))]:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 connection.close()
@@ -113,14 +114,17 @@ class SqliteDatabase:
         with self._pool_mutex:
             while self._is_forking:
                 self._pool_lock.wait()
-            self._users += 1
+            self._users.add(threading.get_ident())
         try:
             yield
         finally:
-            with self._pool_mutex:
-                self._users -= 1
-                if self._is_forking:
-                    self._pool_lock.notify_all()
+            self._note_unused()
+
+    def _note_unused(self) -> None:
+        with self._pool_mutex:
+            self._users.discard(threading.get_ident())
+            if self._is_forking:
+                self._pool_lock.notify_all()
 
     def _after_fork(self) -> None:
         if self._lock is not None:
@@ -145,7 +149,10 @@ class SqliteDatabase:
     def _reader(self) -> Iterator[apsw.Connection]:
         if self._memory_connection is not None:
             with self._memory_lock:
-                yield self._memory_connection
+                try:
+                    yield self._memory_connection
+                finally:
+                    _roll_back(self._memory_connection)
             return
         with self._in_use():
             try:
@@ -156,6 +163,7 @@ class SqliteDatabase:
             try:
                 yield connection
             finally:
+                _roll_back(connection)
                 self._readers.append(connection)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
@@ -165,30 +173,36 @@ class SqliteDatabase:
     def read(self, work: Callable[[Tx], T]) -> T:
         with self._reader() as connection, _translated(self._path):
             connection.execute("BEGIN")
-            try:
-                return work(SqliteTx(connection))
-            finally:
-                connection.execute("COMMIT")
+            return work(SqliteTx(connection))
 
     def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
         # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
         # about an answer lost on a network, which can't be here).
-        with _translated(self._path), self._lock or self._memory_lock, self._in_use():
-            connection = self._memory_connection or self._writer
-            if connection is None:
-                connection = self._writer = self._connect()
-                connection.set_wal_hook(self._note_wal)
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = work(SqliteTx(connection))
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    with suppress(apsw.Error):
-                        connection.execute("ROLLBACK")
-                raise
-            self._checkpoint_if_large(connection)
-        return result
+        try:
+            with _translated(self._path), self._lock or self._memory_lock, self._in_use():
+                connection = self._memory_connection or self._writer
+                if connection is None:
+                    connection = self._writer = self._connect()
+                    connection.set_wal_hook(self._note_wal)
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    result = work(SqliteTx(connection))
+                    connection.execute("COMMIT")
+                finally:
+                    _roll_back(connection)
+                self._checkpoint_if_large(connection)
+            return result
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """After an error. A Ctrl-C may have come in the midst of what ends a `with` block, so that it did not end."""
+        if self._lock is not None and self._lock.is_mine:
+            if self._writer is not None:
+                _roll_back(self._writer)
+            self._lock.leave()
+        self._note_unused()
 
     def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
         def work(tx: Tx) -> list[list[Row]]:
@@ -317,6 +331,13 @@ class SqliteChanges(Changes):
         """In a forked child: what was watched is the parent's."""
         if self._watch is not None:
             self._watch.forget()
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    """End the transaction that a connection is in, if it is in one."""
+    if connection.in_transaction:
+        with suppress(apsw.Error):
+            connection.execute("ROLLBACK")
 
 
 @contextmanager
