@@ -137,7 +137,7 @@ def test_ctrl_c_in_a_write_loop_loses_nothing_that_was_acked(place: Place) -> No
 #: Ctrl-C again and again, in a program that goes on: a notebook.
 INTERRUPTED_OFTEN = """
 import os, random, signal, sys, headwater as hw
-url, catalog, name, id, seed = sys.argv[1:]
+url, catalog, name, id, every, seed = sys.argv[1:]
 armed = False
 def interrupt(*_):
     if armed:
@@ -146,7 +146,7 @@ signal.signal(signal.SIGALRM, interrupt)
 rng = random.Random(int(seed))
 store = hw.open(url, catalog=catalog or None)
 writer = store.stream(name).writer(id or None)
-number, given, acked, interrupts = 0, [], [], 0
+number, given, ack, interrupts = 0, [], None, 0
 while interrupts < 600:
     signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * 0.002, 0.003)
     try:
@@ -155,11 +155,13 @@ while interrupts < 600:
             number += 1
             ack = writer.write(b"%d" % number, key=str(number))
             given.append(number)
-            if number % 50 == 0:
+            if number % int(every) == 0:
                 ack.result()
     except (KeyboardInterrupt, RuntimeError):  # Condition.wait may lose its own lock to an interrupt: Python's, not ours
         armed = False
         interrupts += 1
+        if ack is not None and interrupts % 2:
+            ack.result(timeout=30)  # asked again
 signal.setitimer(signal.ITIMER_REAL, 0)
 writer.write(b"0", key="0").result(timeout=30)
 store.close()
@@ -168,11 +170,14 @@ print(*given)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 50])
 @pytest.mark.parametrize("id", ["", "source"])
-def test_a_writer_goes_on_after_any_number_of_interrupts_without_loss_or_repetition(sqlite_place: Place, id: str, seed: int) -> None:
+def test_a_writer_goes_on_after_any_number_of_interrupts_without_loss_or_repetition(
+    sqlite_place: Place, id: str, every: int, seed: int
+) -> None:
     with sqlite_place.open() as store:
         store.create_stream(STREAM, scaling=hw.Scaling.fixed(2))
-        code, output, errors = _run(INTERRUPTED_OFTEN, sqlite_place.url, "", STREAM, id, seed)
+        code, output, errors = _run(INTERRUPTED_OFTEN, sqlite_place.url, "", STREAM, id, every, seed)
         assert code == 0, errors
         found = Counter()  # type: Counter[int]
         for event in store.stream(STREAM).read():
@@ -180,3 +185,48 @@ def test_a_writer_goes_on_after_any_number_of_interrupts_without_loss_or_repetit
             found[int(event.value)] += 1
         assert set(found.values()) == {1}, "stored twice"
         assert not set(map(int, output.split())) - found.keys(), "given without an interrupt, and lost"
+
+
+INTERRUPTED_TRANSACTIONS = """
+import random, signal, sys, headwater as hw
+url, catalog, name, seed = sys.argv[1:]
+# On PostgreSQL each of them costs a connection.
+longest, most = (0.03, 100) if catalog else (0.004, 300)
+armed = False
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+rng = random.Random(int(seed))
+store = hw.open(url, catalog=catalog or None)
+number, committed, interrupts = 0, [], 0
+while interrupts < most:
+    signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * longest, 0.005)
+    try:
+        armed = True
+        while True:
+            number += 1
+            with store.transaction() as tx:
+                tx.write(name, b"%d" % number)
+            committed.append(number)
+            found = sum(part.count for part in store.stream(name).ranges())
+            assert found >= len(committed), f"{found} events are seen and {len(committed)} transactions were committed"
+    except (KeyboardInterrupt, RuntimeError):  # as above
+        armed = False
+        interrupts += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+store.close()
+print(*committed)
+"""
+
+
+@pytest.mark.slow
+def test_transactions_and_reads_go_on_after_any_number_of_interrupts(place: Place, seed: int) -> None:
+    """A Ctrl-C leaves no lock, no open transaction and no old look at the catalog behind."""
+    with place.open() as store:
+        store.create_stream(STREAM)
+        code, output, errors = _run(INTERRUPTED_TRANSACTIONS, place.url, place.catalog or "", STREAM, seed)
+        assert code == 0, errors
+        found = Counter(int(event.value) for event in store.stream(STREAM).read())
+        assert set(found.values()) == {1}, "committed twice"
+        assert not set(map(int, output.split())) - found.keys(), "committed and lost"

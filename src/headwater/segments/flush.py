@@ -2,6 +2,8 @@
 
 It gathers what came while the previous flush was under way, stores the blocks, commits, and ends the runs. Storage writes may overlap;
 commits are in order. Whatever fails stays at the front and is repeated before anything newer.
+
+While its thread has nothing to do, one who waits for the ack of a few events commits them in its own: see `_store_here`.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from headwater.catalog import sessions
-from headwater.catalog.extents import Refused, Stored
+from headwater.catalog.extents import PartResult, Refused, Stored
 from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
 from headwater.runtime import failpoints
@@ -39,7 +42,9 @@ class Flusher:
     def _begin(self) -> None:
         # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
         self._mutex = threading.RLock()
-        self._condition = threading.Condition(self._mutex)
+        #: What the thread waits for, and what those do who gave it something to store.
+        self._work = threading.Condition(self._mutex)
+        self._news = threading.Condition(self._mutex)
         self._router = Router(self._engine)
         self._active: dict[Lane, None] = {}
         self._inflight: deque[PendingFlush] = deque()
@@ -51,6 +56,8 @@ class Flusher:
         self._failure: HeadwaterError | None = None
         self._kicked = False
         self._closing = False
+        #: The thread waits for something to do, and nobody stores in its place.
+        self._is_idle = False
 
     def after_fork(self) -> None:
         """In a child: the parent stores what was given before the fork; the child begins with nothing."""
@@ -107,35 +114,89 @@ class Flusher:
             while self._buffered_bytes >= BUFFERED_BYTES:
                 if self._failures > failures:
                     raise self._copy_of_failure()
-                self._condition.wait(1.0)
+                self._news.wait(1.0)
 
     def activate(self, lane: Lane) -> None:
         """Note that a lane has something to store."""
         with self._mutex:
             self._active[lane] = None
             self._start()
-            self._condition.notify_all()
+            self._work.notify()
 
     def account(self, size: int) -> None:
         """Count a closed run against the process's limit."""
         with self._mutex:
             self._buffered_bytes += size
-            self._condition.notify_all()
+            self._work.notify()
 
     def wait_for(self, run: Run, timeout: float | None = None) -> None:
         """Return when the run ended. UnavailableError if an attempt fails meanwhile: the run stays, and is tried again."""
+        if timeout is None and self._is_idle and self._store_here(run):
+            return
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._mutex:
             failures = self._failures
             self._kicked = True
-            self._condition.notify_all()
+            self._work.notify()
             while not run.ended:
                 if self._failures > failures:
                     raise self._copy_of_failure()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
-                self._condition.wait(left)
+                self._news.wait(left)
+
+    def _store_here(self, run: Run) -> bool:
+        """Commit a run of a few events, all that waits, in the thread that waits for it; False if it is not that simple.
+
+        That saves two changes of threads, a third of an ack's time. A Ctrl-C may end this at any line, and anything but success is not
+        for here: what was taken is in flight by then, and the flusher's thread goes on with it, as after a lost answer.
+        """
+        lane, is_mine = run.lane, False
+        try:
+            with self._mutex:
+                if not self._is_idle or self._inflight or self._session is None or list(self._active) != [lane]:
+                    return False
+                self._is_idle, is_mine = False, True
+            flush = self._take_few(run)
+            if flush is None:
+                return False
+            self._prepare(flush)
+            assert flush.catalog_flush is not None
+            results = self._engine.commit_flush(flush.catalog_flush)
+            if all(isinstance(result, Stored) for result in results):
+                self._complete(flush, results)
+            return run.ended
+        except UnavailableError as error:
+            self._note_failure(error)
+            raise
+        except HeadwaterError:
+            return False
+        finally:
+            if is_mine:
+                self._is_idle = True
+                if self._active or self._inflight or self._closing:
+                    with self._mutex:
+                        self._work.notify()
+
+    def _take_few(self, run: Run) -> PendingFlush | None:
+        """Take a run from its lane into a flush without storage, if it is all that waits there."""
+        lane = run.lane
+        with lane.lock:
+            lane.close_run()
+            if lane.expected_tail is not None or run.size > INLINE_BYTES or list(lane.queue) != [run]:
+                return None
+            flush = PendingFlush([self._make_part(lane, [run])])
+            if not flush.is_small or flush.parts[0].error is not None:
+                return None
+            flush.begun = True
+            failpoints.reach("append.encoded")
+            empty, inflight = deque[Run](), deque([flush])
+            # In one line without a call, in which a Ctrl-C can't come: the run is always in one of them.
+            lane.queue, self._inflight = empty, inflight
+            with self._mutex:
+                self._active.pop(lane, None)
+        return flush
 
     def _copy_of_failure(self) -> HeadwaterError:
         assert self._failure is not None
@@ -153,7 +214,7 @@ class Flusher:
                 self.wait_for(lane.last_run)
         with self._mutex:
             self._closing = True
-            self._condition.notify_all()
+            self._work.notify()
         if self._thread is not None:
             self._thread.join()
         self._end_session()
@@ -178,7 +239,7 @@ class Flusher:
                 self._note_failure(error)
                 with self._mutex:
                     if not self._kicked and not self._closing:
-                        self._condition.wait(pause)
+                        self._work.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             except Exception as error:
                 self._fail_all(error)
@@ -188,7 +249,7 @@ class Flusher:
             self._failure = error
             self._failures += 1
             self._kicked = False
-            self._condition.notify_all()
+            self._news.notify_all()
 
     def _fail_all(self, error: Exception) -> None:
         """Something that no retry will mend: end every lane with it, so that nobody waits for ever."""
@@ -223,8 +284,14 @@ class Flusher:
             self._finish(self._inflight[0])
             return
         with self._mutex:
-            if not self._active and not self._closing:
-                self._condition.wait(SESSION_SECONDS / 3 if self._session else None)
+            self._is_idle = True
+            # Whoever stores in our place renews the session too.
+            while not self._work.wait_for(self._is_wanted, SESSION_SECONDS / 3 if self._session else None) and not self._is_idle:
+                pass
+            self._is_idle = False
+
+    def _is_wanted(self) -> bool:
+        return self._is_idle and bool(self._active or self._inflight or self._closing)
 
     def _may_begin(self) -> bool:
         if not self._active:
@@ -285,7 +352,7 @@ class Flusher:
         flush.begun = False
         flush.task = None
         flush.catalog_flush = None
-        if sum(part.size for part in flush.parts) <= INLINE_BYTES and sum(part.length for part in flush.parts) <= INLINE_BYTES:
+        if flush.is_small:
             failpoints.reach("append.encoded")
             flush.begun = True
             return
@@ -296,7 +363,7 @@ class Flusher:
 
     def _wake_after_store(self) -> None:
         with self._mutex:
-            self._condition.notify_all()
+            self._work.notify()
 
     def _live_session(self) -> Session:
         if self._session is not None and self._session.is_used_up and not any(flush.begun for flush in self._inflight):
@@ -337,7 +404,7 @@ class Flusher:
             if flush.task is not None and not flush.task.done:
                 with self._mutex:
                     if not flush.task.done and not self._may_begin():
-                        self._condition.wait(SESSION_SECONDS / 3)
+                        self._work.wait(SESSION_SECONDS / 3)
                 if not flush.task.done:
                     return
             if not self._prepare(flush):
@@ -348,11 +415,17 @@ class Flusher:
         except FencedError:
             self._replace_session()
             return
+        self._complete(flush, results)
+        for part, result in zip(list(flush.parts), results, strict=True):
+            if isinstance(result, Refused):
+                self._handle_refusal(part, result)
+
+    def _complete(self, flush: PendingFlush, results: Sequence[PartResult]) -> None:
+        """End the runs of a committed flush. All of this may be done twice: it is in flight until the end."""
+        assert flush.catalog_flush is not None and self._session is not None
         self._session.last_flush = flush.catalog_flush.number
         self._session.renewed = time.monotonic()
         failpoints.reach("append.committed")
-        self._inflight.popleft()
-        refused: list[tuple[PendingPart, Refused]] = []
         stored: list[Run] = []
         for part, result in zip(flush.parts, results, strict=True):
             if isinstance(result, Stored):
@@ -361,13 +434,10 @@ class Flusher:
                     part.lane.stored_number = max(part.lane.stored_number, run.last_number)
                     run.end(placement, None)
                 stored += part.runs
-            else:
-                refused.append((part, result))
         self._release(stored)
         failpoints.reach("append.acked")
         self._engine.database.announce()
-        for part, refusal in refused:
-            self._handle_refusal(part, refusal)
+        self._inflight.popleft()
 
     def _prepare(self, flush: PendingFlush) -> bool:
         """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it."""
@@ -430,8 +500,11 @@ class Flusher:
 
     def _release(self, runs: list[Run]) -> None:
         with self._mutex:
-            self._buffered_bytes -= sum(run.size for run in runs)
-            self._condition.notify_all()
+            for run in runs:
+                # Once, also if a Ctrl-C comes: there is no call in these two lines.
+                self._buffered_bytes -= run.size
+                run.size = 0
+            self._news.notify_all()
 
 
 def _encode_and_store(flush: PendingFlush, session: Session, index: int) -> tuple[int, str, int] | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headwater.catalog import sessions
 from headwater.catalog.extents import Append, Flush, Part
-from headwater.model.limits import REMOTE_WRITES
+from headwater.model.limits import INLINE_BYTES, REMOTE_WRITES
 from headwater.runtime.workers import Task
 from headwater.segments.block import EncodedBlock, encode, encode_few
 from headwater.segments.engine import Engine
@@ -103,6 +103,11 @@ class PendingFlush:
         self.begun = False
         self.task: Task[tuple[int, str, int] | None] | None = None
         self.catalog_flush: Flush | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it goes into the commit itself."""
+        return sum(part.size for part in self.parts) <= INLINE_BYTES and sum(part.length for part in self.parts) <= INLINE_BYTES
 
     def buffers(self) -> tuple[list[Any], bytes]:
         """All blocks one after the other, and the footer that says what they are."""
