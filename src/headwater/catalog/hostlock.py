@@ -71,7 +71,10 @@ class HostLock:
                 self._queue = _Queue(_open(self._path))
             if not self._queue.take(deadline):
                 raise self._late(f"process {self.holder()}") from None
-        os.pwrite(self._descriptor, b"%-20d" % os.getpid(), 0)
+        name = b"%-20d" % os.getpid()
+        # Looking is cheaper than writing, and mostly one process takes it again and again.
+        if os.pread(self._descriptor, len(name), 0) != name:
+            os.pwrite(self._descriptor, name, 0)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.leave()

@@ -111,14 +111,17 @@ class SqliteDatabase:
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         """Held while a connection is used: a fork waits until none is."""
-        with self._pool_mutex:
-            while self._is_forking:
-                self._pool_lock.wait()
-            self._users.add(threading.get_ident())
+        self._note_used()
         try:
             yield
         finally:
             self._note_unused()
+
+    def _note_used(self) -> None:
+        with self._pool_mutex:
+            while self._is_forking:
+                self._pool_lock.wait()
+            self._users.add(threading.get_ident())
 
     def _note_unused(self) -> None:
         with self._pool_mutex:
@@ -179,7 +182,8 @@ class SqliteDatabase:
         # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
         # about an answer lost on a network, which can't be here).
         try:
-            with _translated(self._path), self._lock or self._memory_lock, self._in_use():
+            with _translated(self._path), self._lock or self._memory_lock:
+                self._note_used()
                 connection = self._memory_connection or self._writer
                 if connection is None:
                     connection = self._writer = self._connect()
@@ -191,6 +195,7 @@ class SqliteDatabase:
                 finally:
                     _roll_back(connection)
                 self._checkpoint_if_large(connection)
+                self._note_unused()
             return result
         except BaseException:
             self._let_go()

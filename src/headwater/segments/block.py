@@ -29,6 +29,8 @@ _ALIGNMENT = 8
 _HAS_KEYS = 1
 _HAS_TIMES = 2
 _PADDING = pa.py_buffer(bytes(_ALIGNMENT))
+#: By how many bytes there are beyond a multiple of the alignment.
+_PADDINGS = [bytes(-more % _ALIGNMENT) for more in range(_ALIGNMENT)]
 #: A block of this size is joined: many buffers of it would cost more, each on its way to the disk.
 _SMALL_BYTES = 64 * 1024
 
@@ -126,16 +128,16 @@ def encode(chunks: Sequence[Chunk], schema_version: int, opaque: bool) -> Encode
 
 def encode_few(values: Sequence[bytes], keys: Sequence[bytes | None], schema_version: int) -> EncodedBlock:
     """The block that `encode` makes of the same opaque events, without Arrow: for one or a few events it is ten times as fast."""
-    has_keys = any(key is not None for key in keys)
-    sections = [*_packed(values), b"", b"", b"", b"", b""]
-    if has_keys:
-        sections[3:5] = _packed([key or b"" for key in keys])
-        if None in keys:
-            bits = sum(1 << index for index, key in enumerate(keys) if key is not None)
-            sections[2] = bits.to_bytes((len(keys) + 7) // 8, "little")
-    fields = (MAGIC, OPAQUE_KIND, _HAS_KEYS if has_keys else 0, 0, len(values), schema_version)
+    flags, key_parts = 0, (b"", b"", b"")
+    missing = keys.count(None)
+    if missing < len(keys):
+        flags = _HAS_KEYS
+        bits = sum(1 << index for index, key in enumerate(keys) if key is not None) if missing else 0
+        key_parts = (bits.to_bytes((len(keys) + 7) // 8, "little") if missing else b"", *_packed([key or b"" for key in keys]))
+    sections = (*_packed(values), *key_parts, b"", b"")
     lengths = [len(section) for section in sections]
-    body = b"".join(section + bytes(-len(section) % _ALIGNMENT) for section in sections)
+    fields = (MAGIC, OPAQUE_KIND, flags, 0, len(values), schema_version)
+    body = b"".join([padded for section in sections for padded in (section, _PADDINGS[len(section) % _ALIGNMENT])])
     crc = google_crc32c.value(HEADER.pack(*fields, 0, *lengths) + body)
     data = HEADER.pack(*fields, crc, *lengths) + body
     return EncodedBlock([data], len(values), len(data), crc)

@@ -429,7 +429,7 @@ class Flusher:
         stored: list[Run] = []
         for part, result in zip(flush.parts, results, strict=True):
             if isinstance(result, Stored):
-                placement = Placement(tuple(segment for segment, _ in part.encode()), result.firsts, part.which)
+                placement = Placement(tuple([segment for segment, _ in part.encode()]), result.firsts, part.which)
                 for run in part.runs:
                     part.lane.stored_number = max(part.lane.stored_number, run.last_number)
                     run.end(placement, None)

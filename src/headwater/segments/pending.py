@@ -78,11 +78,11 @@ class PendingPart:
 
     @property
     def size(self) -> int:
-        return sum(run.size for run in self.runs)
+        return sum([run.size for run in self.runs])
 
     @property
     def length(self) -> int:
-        return sum(_padded(block.length) for _, block in self.encode())
+        return sum([_padded(block.length) for _, block in self.encode()])
 
     def encode(self) -> list[tuple[int, EncodedBlock]]:
         """The blocks, made on first use; none if the runs can't be stored; `error` says why."""
@@ -107,7 +107,7 @@ class PendingFlush:
     @property
     def is_small(self) -> bool:
         """Whether it goes into the commit itself."""
-        return sum(part.size for part in self.parts) <= INLINE_BYTES and sum(part.length for part in self.parts) <= INLINE_BYTES
+        return sum([part.size for part in self.parts]) <= INLINE_BYTES and sum([part.length for part in self.parts]) <= INLINE_BYTES
 
     def buffers(self) -> tuple[list[Any], bytes]:
         """All blocks one after the other, and the footer that says what they are."""
