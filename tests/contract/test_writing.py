@@ -11,7 +11,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +24,8 @@ import headwater as hw
 from headwater.model.limits import BUFFERED_BYTES, EVENT_BYTES, KEY_BYTES
 from headwater.runtime import failpoints
 from headwater.segments import pending
+from headwater.segments.engine import Engine
+from headwater.segments.lanes import Run
 
 MIB = 1024 * 1024
 WAIT_SECONDS = 60.0
@@ -870,3 +872,92 @@ def test_many_threads_share_one_writer(store: hw.Store) -> None:
     for event in stream.read():
         by_key.setdefault(event.key, []).append(int(event.value))
     assert by_key == {b"%d" % thread: list(range(500)) for thread in range(4)}
+
+
+# Who stores: the flusher's thread, or one who waits.
+
+
+@pytest.fixture
+def committed_by(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that committed a flush, one after the other."""
+    threads: list[threading.Thread] = []
+    commit_flush = Engine.commit_flush
+
+    def noting(self: Engine, flush: Any) -> Any:
+        threads.append(threading.current_thread())
+        return commit_flush(self, flush)
+
+    monkeypatch.setattr(Engine, "commit_flush", noting)
+    return threads
+
+
+def wait_until_idle(store: hw.Store) -> None:
+    until(lambda: store._flusher._is_idle)
+
+
+def test_who_waits_for_a_few_events_commits_them_while_the_flusher_is_idle(store: hw.Store, committed_by: list[threading.Thread]) -> None:
+    stream = store.create_stream("a/x", scaling=hw.Scaling.fixed(2))
+    for id in (None, "named"):
+        with stream.writer(id) as writer:
+            writer.write("first", key="k").result(WAIT_SECONDS)
+            committed_by.clear()
+            # Whoever is first; the flusher's thread, woken by `write`, may be.
+            for number in range(50):
+                wait_until_idle(store)
+                assert writer.write(str(number), key="k").result().number == number + 1 + (51 if id else 0)
+            assert committed_by.count(threading.current_thread()) > 10
+            committed_by.clear()
+            wait_until_idle(store)
+            writer.write("with a deadline", key="other").result(WAIT_SECONDS)
+            wait_until_idle(store)
+            writer.write("x" * 100_000, key="other").result()
+            assert threading.current_thread() not in committed_by
+    assert [event.value for event in stream.read() if event.key == b"k"] == 2 * [b"first", *(b"%d" % number for number in range(50))]
+
+
+@pytest.mark.parametrize("name", ["append.begun", "append.applied"])
+def test_an_error_in_the_thread_that_waits_leaves_its_event_to_be_stored_once(local_store: hw.Store, name: str) -> None:
+    stream = local_store.create_stream("a/x")
+    with stream.writer() as writer:
+        writer.write("first").result()
+        for number in range(10):
+            wait_until_idle(local_store)
+            failpoints.arm(f"{name}=error@1")
+            try:
+                ack = writer.write(str(number))
+                with suppress(hw.UnavailableError):
+                    ack.result()
+            finally:
+                failpoints.arm("")
+            assert ack.result(WAIT_SECONDS) == (0, number + 1)
+    assert values(stream) == [b"first", *(b"%d" % number for number in range(10))]
+
+
+def test_who_waits_finds_its_segment_sealed_and_its_event_goes_to_the_next_one(store: hw.Store) -> None:
+    stream = store.create_stream("a/x")
+    with stream.writer() as writer:
+        writer.write("0", key="k").result()
+        for number in range(1, 6):
+            [segment] = [segment for segment in stream.segments() if segment.start == 0.0]
+            stream.split(segment.number)
+            wait_until_idle(store)
+            place = writer.write(str(number), key="k").result()
+            assert place.segment in {segment.number for segment in stream.segments()}
+    assert values(stream) == [b"%d" % number for number in range(6)]
+
+
+def test_a_ctrl_c_before_the_first_event_of_a_run_is_no_event(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = local_store.create_stream("a/x")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with stream.writer() as writer:
+        for number in range(3):
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Run, "put", interrupted)
+                writer.write("lost")
+            if number:
+                writer.flush()
+            writer.write(str(number)).result(WAIT_SECONDS)
+    assert values(stream) == [b"0", b"1", b"2"]

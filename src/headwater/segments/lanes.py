@@ -232,6 +232,11 @@ class Lane:
         if run is not None:
             run.close()
             self._room = RUN_EVENTS if run.count >= _FEW_EVENTS else _FEW_EVENTS
+            if not run.count:
+                # A Ctrl-C came before its first event.
+                run.end(Placement((), (), None), None)
+                self.run = None
+                return
             # Queued before it is counted, and once, with no call in between: a Ctrl-C may come in any, and while `account` waits.
             self.run = None
             self.queue.append(run)
