@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import psycopg
@@ -15,6 +17,7 @@ import pytest
 import headwater as hw
 from headwater.catalog.database import Row, Statement
 from headwater.catalog.pgpipeline import Pipeline
+from headwater.catalog.postgres import PostgresChanges
 
 # It takes a server: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -51,9 +54,35 @@ def test_an_error_ends_what_is_behind_it(pipeline: Pipeline) -> None:
     for _ in range(5):
         with pytest.raises(psycopg.errors.DivisionByZero):
             pipeline.run([("BEGIN", ()), ("INSERT INTO t VALUES (?)", (1,)), ("SELECT 1 / 0", ()), ("COMMIT", ())])
-        assert pipeline.status == psycopg.pq.TransactionStatus.INERROR
+        assert pipeline.is_open and not pipeline.is_idle
         pipeline.run([("ROLLBACK", ())])
+        assert pipeline.is_idle
         assert pipeline.run([("INSERT INTO t VALUES (?)", (2,)), ("SELECT count(*) FROM t WHERE n = 1", ())]) == [[], [(0,)]]
+
+
+def test_what_goes_in_one_round_trip_is_a_transaction_by_itself(pipeline: Pipeline) -> None:
+    pipeline.run([("CREATE TABLE t (n BIGINT)", ())])
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        pipeline.run([("INSERT INTO t VALUES (?)", (1,)), ("SELECT 1 / 0", ())])
+    assert pipeline.is_idle
+    assert pipeline.run([("INSERT INTO t VALUES (?)", (2,)), ("SELECT sum(n) FROM t", ())]) == [[], [(2,)]]
+
+
+def test_what_goes_behind_is_run_and_nobody_waits_for_it_or_hears_of_its_errors(pipeline: Pipeline) -> None:
+    pipeline.run([("CREATE TABLE t (n BIGINT)", ())])
+    for number in range(5):  # It is prepared on the way.
+        assert pipeline.run([("SELECT CAST(? AS BIGINT)", (number,))], behind=("INSERT INTO t VALUES (?)", (number,))) == [[(number,)]]
+        assert pipeline.is_idle
+    assert pipeline.run([("SELECT count(*) FROM t", ())]) == [[(5,)]]
+    begun = time.monotonic()
+    pipeline.run([("SELECT 1", ())], behind=("SELECT pg_sleep(1)", ()))
+    assert time.monotonic() - begun < 0.9
+    pipeline.run([("SELECT 1", ())], behind=("SELECT 1 / 0", ()))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        pipeline.run([("INSERT INTO t VALUES (5)", ()), ("SELECT 1 / 0", ())], behind=("INSERT INTO t VALUES (6)", ()))
+    assert pipeline.is_idle
+    assert pipeline.run([("SELECT max(n), count(*) FROM t", ())]) == [[(6, 6)]]
+    assert pipeline.run([("BEGIN", ()), ("SELECT 1", ())]) == [[], [(1,)]] and not pipeline.is_idle
 
 
 def test_much_in_both_directions_does_not_stand_still(pipeline: Pipeline) -> None:
@@ -87,11 +116,11 @@ def test_one_event_at_a_time_is_one_round_trip_each(postgres_url: str, tmp_path:
         trips: list[list[str]] = []
         run = Pipeline.run
 
-        def counted(pipeline: Pipeline, statements: Iterable[Statement]) -> list[list[Row]]:
+        def counted(pipeline: Pipeline, statements: Iterable[Statement], behind: Statement | None = None) -> list[list[Row]]:
             statements = list(statements)
-            if statements[0][0] == "BEGIN":
+            if "pg_notify" not in statements[0][0]:
                 trips.append([sql for sql, _ in statements])
-            return run(pipeline, statements)
+            return run(pipeline, statements, behind)
 
         with stream.writer() as writer:
             writer.write(b"before").result()
@@ -103,5 +132,51 @@ def test_one_event_at_a_time_is_one_round_trip_each(postgres_url: str, tmp_path:
                 with store.transaction() as tx:
                     tx.write("s/one", b"committed")
             monkeypatch.undo()
-        assert len(trips) == 6 and all(trip[-1] == "COMMIT" for trip in trips)
+        assert len(trips) == 6 and all(any("INSERT INTO extent" in sql for sql in trip) for trip in trips)
         assert [event.value for event in stream.read()] == [b"before"] * 2 + [b"written", b"committed"] * 3
+
+
+def _notices(url: str) -> Iterator[str]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("LISTEN headwater")
+        yield "listening"
+        for notice in connection.notifies(timeout=10):
+            yield notice.payload
+
+
+def test_the_notice_of_a_commit_goes_behind_it_and_says_where_to_look(postgres_url: str, tmp_path: Path) -> None:
+    with hw.open(tmp_path, catalog=postgres_url, upkeep=False) as store:
+        stream = store.create_stream("s/one", scaling=hw.Scaling.fixed(3))
+        with stream.writer() as writer:
+            writer.write(b"first").result()
+            time.sleep(0.1)
+            notices = _notices(postgres_url)
+            assert next(notices) == "listening"
+            heard = []
+            for number in range(5):
+                time.sleep(0.01)
+                place = writer.write(b"a secret", key=number).result()
+                heard.append((place.segment, next(notices)))
+    for segment, payload in heard:
+        where, which = payload.split(" ")
+        assert where.split("/") == [store.id, str(stream._ref.id), str(segment)]
+        assert b"secret" not in payload.encode() and which
+    assert len({payload for _, payload in heard}) == 5, "each is told once"
+
+
+def test_a_segment_whose_notices_are_lost_is_read_while_another_has_news_all_the_time(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = count()
+    monkeypatch.setattr(PostgresChanges, "heard", lambda self, key: str(next(numbers)) if key.endswith("/1") else None)
+    with hw.open(tmp_path, catalog=postgres_url) as store, ThreadPoolExecutor() as pool:
+        stream = store.create_stream("s/one", scaling=hw.Scaling.fixed(8))
+        with stream.writer() as writer:
+            key = next(key for key in range(1000) if writer.write(b"elsewhere", key=key).result().segment == 0)
+            events = stream.read("tail", follow=True)
+            found = pool.submit(next, events)
+            writer.write(b"quiet", key=key).result()
+        try:
+            assert found.result(20).value == b"quiet"
+        finally:
+            stream.seal()  # which ends a follower that waits for ever

@@ -14,7 +14,7 @@ import pytest
 import headwater as hw
 from headwater.catalog import commits
 from headwater.catalog.commits import Outcome
-from headwater.catalog.database import Row, Statement, Tx
+from headwater.catalog.database import NO_NEWS, News, Row, Statement, Tx
 from headwater.catalog.transactions import Batch
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.test_unknown_outcome import Proxy
@@ -43,8 +43,8 @@ class LosesAnswers:
             raise hw.UnavailableError("the answer was lost")
         return result  # type: ignore[no-any-return]
 
-    def _losing_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
-        result = self._write_whole(statements, *failpoints)
+    def _losing_whole(self, statements: Sequence[Statement], *failpoints: str, news: News = NO_NEWS) -> list[list[Row]] | None:
+        result = self._write_whole(statements, *failpoints, news=news)
         if result is not None and self.left:
             self.left -= 1
             raise hw.UnavailableError("the answer was lost")

@@ -7,12 +7,16 @@ transaction and drops those words. `now_us()` is the catalog's clock on both.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
+#: What is new, by key.
+News = Mapping[str, str]
+NO_NEWS: News = MappingProxyType({})
 
 
 class Tx(Protocol):
@@ -46,14 +50,15 @@ class Database(Protocol):
         done); other work raises OutcomeUnknownError.
         """
 
-    def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+    def write_whole(self, statements: Sequence[Statement], *failpoints: str, news: News = NO_NEWS) -> list[list[Row]] | None:
         """Run statements and commit, in one round trip; returns the rows of each. None if a constraint did not hold: nothing was done.
 
-        If the answer is lost, they run again: a constraint must not hold then. The failpoints are passed before the commit.
+        If the answer is lost, they run again: a constraint must not hold then. The failpoints are passed before the commit. News that
+        will be announced may go along with it.
         """
 
-    def announce(self) -> None:
-        """Wake those who wait for a change, here and in other processes, soon."""
+    def announce(self, news: News = NO_NEWS) -> None:
+        """Wake those who wait for a change, here and in other processes, soon. They may hear `news` along with it: see `Changes.heard`."""
 
     @property
     def changes(self) -> Changes: ...
@@ -63,6 +68,9 @@ class Database(Protocol):
 
 class Changes:
     """Lets threads wait until the catalog changed. `version` grows with each change seen; a wait may also end for nothing."""
+
+    #: Whether news of `announce` are told to other processes.
+    TELLS_NEWS = False
 
     def __init__(self) -> None:
         # Entered as a mutex: a Ctrl-C inside a condition's own `__enter__`, which is Python code, would leave it locked for ever.
@@ -78,6 +86,10 @@ class Changes:
     def version(self) -> int:
         """To be read before looking, and given to `wait` after having found nothing."""
         return self._version
+
+    def heard(self, key: str) -> str | None:
+        """The last news under a key, perhaps: they may be lost."""
+        return None
 
     def wait(self, seen: int, timeout: float) -> None:
         """Return when the version is no longer `seen`, or after `timeout` seconds."""

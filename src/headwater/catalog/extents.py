@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.catalog.database import Database, Row, Statement, Tx
+from headwater.catalog.database import NO_NEWS, Database, News, Row, Statement, Tx
 from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
 from headwater.errors import FencedError
 from headwater.runtime import failpoints
@@ -68,16 +68,16 @@ PartResult = Stored | Refused
 _INSERT_OBJECT = "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
 
 
-def commit_flush(database: Database, flush: Flush) -> list[PartResult]:
+def commit_flush(database: Database, flush: Flush, news: News = NO_NEWS) -> list[PartResult]:
     """Append every part that may be appended, in order, each seeing the tails left by the one before; durable on return.
 
     FencedError if the session is no longer live. A flush that was committed before is answered from its session, before any other check.
     """
-    found = _commit_one(database, flush)
+    found = _commit_one(database, flush, news)
     return database.write(lambda tx: apply_flush(tx, flush), repeatable=True) if found is None else found
 
 
-def _commit_one(database: Database, flush: Flush) -> list[PartResult] | None:
+def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult] | None:
     """A flush of one block without conditions, as most are while events come one by one: in one round trip.
 
     None if it is another one, if it was committed before, or if its session or its segment are not as they must be.
@@ -104,6 +104,7 @@ def _commit_one(database: Database, flush: Flush) -> list[PartResult] | None:
         ],
         "append.begun",
         "append.applied",
+        news=news,
     )
     if answers is None:
         return None

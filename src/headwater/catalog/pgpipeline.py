@@ -61,22 +61,28 @@ class Pipeline:
         self._uses: defaultdict[_Key, int] = defaultdict(int)
         self._names: dict[_Key, bytes] = {}
         self._prepared = 0
+        #: Whether the answers to what went `behind` the last statements are still to come.
+        self._is_owed = False
         self._socket = select.poll()
         self._socket.register(self._pgconn.socket, select.POLLIN)
-
-    @property
-    def status(self) -> pq.TransactionStatus:
-        return pq.TransactionStatus(self._pgconn.transaction_status)
 
     @property
     def is_open(self) -> bool:
         return not self.connection.closed
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open, and outside of a transaction."""
+        return self.is_open and (self._is_owed or self._pgconn.transaction_status == pq.TransactionStatus.IDLE)
+
     def close(self) -> None:
         self.connection.close()
 
-    def run(self, statements: Iterable[Statement]) -> list[list[Row]]:
-        """Run them in one round trip; returns the rows of each. After an error of the server none behind it ran."""
+    def run(self, statements: Iterable[Statement], behind: Statement | None = None) -> list[list[Row]]:
+        """Run them in one round trip; returns the rows of each. After an error of the server none behind it ran.
+
+        `behind` goes out with them, to be run in any case, after them and by itself. Nobody waits for it, or hears of its errors.
+        """
         done = False
         #: For each answer to come: what is prepared by it, None if it is a statement's own.
         sent: list[_Key | None] = []
@@ -84,7 +90,11 @@ class Pipeline:
             for sql, values in statements:
                 self._send(sql, values, sent)
             self._pgconn.pipeline_sync()
+            if behind is not None:
+                self._send(*behind, [])
+                self._pgconn.pipeline_sync()
             results, error = self._fetch()
+            self._is_owed = behind is not None
             done = True
         finally:
             if not done:
@@ -135,7 +145,12 @@ class Pipeline:
                 continue
             status = result.status
             if status == pq.ExecStatus.PIPELINE_SYNC:
-                return results, error
+                if not self._is_owed:
+                    return results, error
+                # That was what nobody waited for.
+                self._is_owed, error = False, None
+                results.clear()
+                continue
             if status == pq.ExecStatus.FATAL_ERROR:
                 if pgconn.status == pq.ConnStatus.BAD:
                     raise psycopg.OperationalError(pgconn.get_error_message())

@@ -8,13 +8,14 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeVar
 
-from headwater.catalog.database import Changes, Row, Statement, Tx
+from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
 from headwater.runtime.failpoints import reach
@@ -32,6 +33,8 @@ T = TypeVar("T")
 Connection = psycopg.Connection[Row]
 
 _CHANNEL = "headwater"
+_NOTIFY = "SELECT pg_notify(?, ?)"
+_NOTIFY_LIGHTLY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(?, ?)"
 #: Of one INSERT; the protocol takes 65,535 values.
 _MOST_ROWS = 1024
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -78,7 +81,7 @@ class PostgresTx:
         self.run_all([("COMMIT", ())])
 
     def roll_back(self) -> None:
-        if self._pipeline.is_open and self._pipeline.status != psycopg.pq.TransactionStatus.IDLE:
+        if self._pipeline.is_open and not self._pipeline.is_idle:
             with suppress(psycopg.Error):
                 self._pipeline.run([("ROLLBACK", ())])
 
@@ -145,7 +148,7 @@ class PostgresDatabase:
         return Pipeline(self.connect())
 
     def _give_back(self, pipeline: Pipeline) -> None:
-        if not pipeline.is_open or pipeline.status != psycopg.pq.TransactionStatus.IDLE:
+        if not pipeline.is_idle:
             pipeline.close()
             return
         with self._pool_lock:
@@ -194,29 +197,32 @@ class PostgresDatabase:
         finally:
             self._give_back(pipeline)
 
-    def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+    def write_whole(self, statements: Sequence[Statement], *failpoints: str, news: News = NO_NEWS) -> list[list[Row]] | None:
         for name in failpoints:
             reach(name)
-        return self._repeated(lambda: self._write_whole(statements))
+        return self._repeated(lambda: self._write_whole(statements, news))
 
-    def _write_whole(self, statements: Sequence[Statement]) -> list[list[Row]] | None:
+    def _write_whole(self, statements: Sequence[Statement], news: News) -> list[list[Row]] | None:
         pipeline = self._take()
-        tx = PostgresTx(pipeline, "BEGIN")
+        notice = self._changes.notice_of(news)
         try:
-            return tx.run_all([*statements, ("COMMIT", ())])[:-1]
+            # Without BEGIN and COMMIT, which would cost a tenth of it: what goes in one round trip is a transaction by itself.
+            found = pipeline.run(statements, behind=notice)
+            if notice is not None:
+                self._changes.note_told(news)
+            return found
         except psycopg.IntegrityError:
             return None
         finally:
-            tx.roll_back()
             self._give_back(pipeline)
 
     def _repeated(self, attempt: Callable[[], T]) -> T:
         with _translated(self.url):
             return retry(attempt, retryable=_is_retryable, deadline_seconds=self._retry_seconds)
 
-    def announce(self) -> None:
+    def announce(self, news: News = NO_NEWS) -> None:
         self._changes.bump()
-        self._changes.tell_others()
+        self._changes.tell_others(news)
 
     @property
     def changes(self) -> Changes:
@@ -233,11 +239,17 @@ class PostgresDatabase:
 class PostgresChanges(Changes):
     """Tells and hears of commits by NOTIFY, outside the append's own transaction (inside it would cost three times as much).
 
-    Two threads with a connection each, begun when first needed. A lost notice costs no more than one poll: waits are short.
+    A notice goes behind its commit on the same connection, if that is one round trip and the last notice is not just told; else, and
+    for those who listen, there are threads with a connection each, begun when first needed. A lost notice costs no more than one poll:
+    waits are short.
     """
 
     LONGEST_WAIT_SECONDS = 0.25
     PAUSE_SECONDS = 0.001
+    TELLS_NEWS = True
+    #: Told at once (the server takes 7,999 bytes for a notice), and kept of those heard.
+    MOST_TOLD = 64
+    MOST_KEPT = 1024
 
     def __init__(self, database: PostgresDatabase) -> None:
         super().__init__()
@@ -246,9 +258,25 @@ class PostgresChanges(Changes):
         self._listener: threading.Thread | None = None
         self._teller: threading.Thread | None = None
         self._to_tell = threading.Event()
+        self._news: deque[tuple[str, str]] = deque(maxlen=self.MOST_TOLD)
+        self._told: News = NO_NEWS
+        self._told_at = 0.0
+        self._heard: OrderedDict[str, str] = OrderedDict()
         self._closed = threading.Event()
 
-    def tell_others(self) -> None:
+    def notice_of(self, news: News) -> Statement | None:
+        """The statement that tells others, if it is its turn. What it commits need not be durable."""
+        if not 0 < len(news) <= self.MOST_TOLD or time.monotonic() - self._told_at < self.PAUSE_SECONDS:
+            return None
+        return _NOTIFY_LIGHTLY, (_CHANNEL, _words(news.items()))
+
+    def note_told(self, news: News) -> None:
+        self._told, self._told_at = news, time.monotonic()
+
+    def tell_others(self, news: News) -> None:
+        if news and news == self._told:
+            return
+        self._news.extend(news.items())
         self._to_tell.set()
         if self._teller is None:
             with self._start_lock:
@@ -272,7 +300,8 @@ class PostgresChanges(Changes):
                 while not self._closed.is_set():
                     self._to_tell.wait()
                     self._to_tell.clear()
-                    pipeline.run([(f"NOTIFY {_CHANNEL}", ())])
+                    news = [self._news.popleft() for _ in range(len(self._news))]
+                    pipeline.run([(_NOTIFY, (_CHANNEL, _words(news)))])
                     # All that is committed in this pause shares the next notice.
                     time.sleep(self.PAUSE_SECONDS)
             self._closed.wait(0.5)
@@ -288,11 +317,23 @@ class PostgresChanges(Changes):
                 while not self._closed.is_set():
                     if socket.poll(500):
                         pgconn.consume_input()
-                        if pgconn.notifies() is not None:
+                        notices = list(iter(pgconn.notifies, None))
+                        for notice in notices:
+                            self._hear(notice.extra.decode())
+                        if notices:
                             self.bump()
-                        while pgconn.notifies() is not None:
-                            pass
             self._closed.wait(0.5)
+
+    def _hear(self, news: str) -> None:
+        words = iter(news.split())
+        for key, text in zip(words, words, strict=False):
+            self._heard[key] = text
+            self._heard.move_to_end(key)
+            if len(self._heard) > self.MOST_KEPT:
+                self._heard.popitem(last=False)
+
+    def heard(self, key: str) -> str | None:
+        return self._heard.get(key)
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
@@ -313,6 +354,10 @@ class PostgresChanges(Changes):
         for thread in (self._listener, self._teller):
             if thread is not None:
                 thread.join(timeout=5)
+
+
+def _words(news: Iterable[tuple[str, str]]) -> str:
+    return " ".join(chain.from_iterable(news))
 
 
 def _is_retryable(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from headwater.catalog.database import Changes, Row, Statement, Tx
+from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.catalog.hostlock import HostLock
 from headwater.catalog.walwatch import WalWatch
 from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError
@@ -209,7 +209,7 @@ class SqliteDatabase:
             self._lock.leave()
         self._note_unused()
 
-    def write_whole(self, statements: Sequence[Statement], *failpoints: str) -> list[list[Row]] | None:
+    def write_whole(self, statements: Sequence[Statement], *failpoints: str, news: News = NO_NEWS) -> list[list[Row]] | None:
         def work(tx: Tx) -> list[list[Row]]:
             found = tx.run_all(statements)
             for name in failpoints:
@@ -235,7 +235,7 @@ class SqliteDatabase:
         self._wal_pages = pages
         return apsw.SQLITE_OK
 
-    def announce(self) -> None:
+    def announce(self, news: News = NO_NEWS) -> None:
         self._changes.bump()
 
     @property

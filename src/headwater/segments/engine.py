@@ -13,8 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import extents, segments, streams
-from headwater.catalog.database import Changes, Database, Row, Statement, Tx
+from headwater.catalog import extents, news, segments, streams
+from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
 from headwater.catalog.extents import Extent, Flush, PartResult
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError
@@ -80,7 +80,18 @@ class Engine:
 
     def commit_flush(self, flush: Flush) -> list[PartResult]:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
-        return extents.commit_flush(self.database, flush)
+        return extents.commit_flush(self.database, flush, self._news(flush))
+
+    def announce(self, flush: Flush) -> None:
+        """Tell followers of a committed flush."""
+        self.database.announce(self._news(flush))
+
+    def _news(self, flush: Flush) -> News:
+        return news.of_flush(self.store_id, flush) if self.changes.TELLS_NEWS else NO_NEWS
+
+    def last_news(self, stream: int, segment: int) -> str | None:
+        """What was heard last of a segment, with the notice of a commit. There may be more in it all the same."""
+        return self.changes.heard(news.place(self.store_id, stream, segment)) if self.changes.TELLS_NEWS else None
 
     def plan(self, row: SegmentRow, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
         """The next extents of a segment that hold numbers [start, end)."""

@@ -436,7 +436,7 @@ class Flusher:
                 stored += part.runs
         self._release(stored)
         failpoints.reach("append.acked")
-        self._engine.database.announce()
+        self._engine.announce(flush.catalog_flush)
         self._inflight.popleft()
 
     def _prepare(self, flush: PendingFlush) -> bool:

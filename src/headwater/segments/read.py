@@ -196,6 +196,7 @@ class SegmentCursor:
         self.number = start
         self.end = end
         self._planned = start
+        self._news: str | None = None
         self._waiting: deque[Extent | RowGroups] = deque()
         self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]] | Later[Sequence[Any]]]] = deque()
         self._fetching_bytes = 0
@@ -264,6 +265,11 @@ class SegmentCursor:
 
     def _schema(self, version: int) -> pa.Schema:
         return self._engine.schema(self._stream.id, version)
+
+    def has_news(self) -> bool:
+        """Whether it was heard, since this was asked last, that there is more to read."""
+        before, self._news = self._news, self._engine.last_news(self._stream.id, self.segment)
+        return self._news != before
 
     def _plan(self) -> None:
         end = self.end if self.end is not None else 1 << 62

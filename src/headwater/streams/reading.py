@@ -156,6 +156,7 @@ def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int)
 def _follow(
     engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, reading: set[SegmentCursor], hold: _Hold
 ) -> Iterator[Batch | None]:
+    news: list[SegmentCursor] = []
     while True:
         seen = engine.changes.version()
         for item in lineage.take_ready():
@@ -164,8 +165,10 @@ def _follow(
         hold.renew(lambda: _unread(engine, stream, reading))
         found = False
         tails = None
-        for cursor in sorted(reading, key=lambda cursor: cursor.segment):
-            if len(reading) > 4:
+        # Those go first of which there was a notice; then all are looked at, since notices may be lost.
+        news = [cursor for cursor in reading if cursor.has_news()] if not news else []
+        for cursor in sorted(news or reading, key=lambda cursor: cursor.segment):
+            if not news and len(reading) > 4:
                 # With many segments one look at all their tails is cheaper than a plan for each.
                 tails = tails if tails is not None else dict(engine.look(_tails, stream))
                 if tails.get(cursor.segment, 1 << 62) <= cursor.number:
