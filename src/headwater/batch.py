@@ -8,16 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.catalog import segments
 from headwater.catalog.extents import PARQUET
 from headwater.errors import NotFoundError, TruncatedError
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.names import parse_stream_name
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import SegmentCursor, batch_schema, check_columns
+from headwater.segments.read import Columns, SegmentCursor, batch_schema, check_columns
 from headwater.streams import cuts
-from headwater.streams.lifecycle import open_stream
+from headwater.streams.lifecycle import open_segment, open_stream
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class SegmentRange:
     def to_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The events in order, as record batches of these columns; by default the schema's with `_key, _time, _segment, _number`."""
         engine = self.store._engine
-        stream = self._open_stream()
+        stream, row = open_segment(engine, parse_stream_name(self.stream), self.segment)
+        self._check_stream(stream)
         names = check_columns(stream, columns)
-        row = engine.look(segments.find_segment, stream.id, self.segment)
         if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
         cursor = SegmentCursor(engine, stream, row, self.start, self.end, names)
@@ -60,9 +59,12 @@ class SegmentRange:
 
     def _open_stream(self) -> StreamRef:
         stream = open_stream(self.store._engine, parse_stream_name(self.stream))
+        self._check_stream(stream)
+        return stream
+
+    def _check_stream(self, stream: StreamRef) -> None:
         if stream.id != self.stream_id:
             raise NotFoundError(f"stream {self.stream} was deleted; another has its name by now")
-        return stream
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,10 @@ def list_chunks(engine: Engine, stream: StreamRef, start: cuts.Place, end: cuts.
 
 
 def _batches(engine: Engine, stream: StreamRef, cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:
+    columns = Columns(names)
     try:
         while (batch := cursor.next_batch()) is not None:
-            yield batch.to_arrow(names)
+            yield batch.to_arrow(columns)
     except TruncatedError as error:
         raise TruncatedError(error.message, cuts.head(engine, stream)) from None
 

@@ -21,7 +21,7 @@ from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
 from headwater.model.scaling_history import ScalingHistory
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Batch, batch_schema, check_columns
+from headwater.segments.read import Batch, Columns, check_columns
 from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
 from headwater.streams.cuts import Place
 from headwater.writer import Writer
@@ -239,7 +239,8 @@ class Stream:
         ref = self._check_events()
         names = check_columns(ref, columns)
         batches = reading.read_batches(self._store._engine, ref, start, end, names)
-        return pa.Table.from_batches((batch.to_arrow(names) for batch in batches), schema=batch_schema(ref, names))
+        wanted = Columns(names)
+        return pa.Table.from_batches((batch.to_arrow(wanted) for batch in batches), schema=wanted.schema_for(ref))
 
     def _check_events(self) -> StreamRef:
         if self._ref.kind != "events":

@@ -15,7 +15,7 @@ from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.block import Chunk, encode
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import SegmentCursor
+from headwater.segments.read import Columns, SegmentCursor
 from headwater.streams import reading
 
 #: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
@@ -103,11 +103,12 @@ class Table:
     def _changes(self, start: int, follow: bool) -> Iterator[TableChange]:
         row = reading.get_single_segment(self._engine, self._ref)
         cursor = SegmentCursor(self._engine, self._ref, row, max(start, row.head), None if follow else row.tail)
+        columns = Columns(["key", "value"])
         while True:
             seen = self._engine.changes.version()
             batch = None if cursor.is_done else cursor.next_batch()
             if batch is not None:
-                for index, change in enumerate(batch.to_arrow(["key", "value"]).to_pylist()):
+                for index, change in enumerate(batch.to_arrow(columns).to_pylist()):
                     yield TableChange(change["key"], change["value"], batch.first + index + 1)
             elif not follow:
                 return

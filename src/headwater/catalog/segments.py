@@ -43,7 +43,7 @@ class SegmentRow:
         return Span(self.number, self.keys, self.head, self.tail)
 
 
-_COLUMNS = (
+COLUMNS = (
     "number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, appended_at, base_until, dropped"
 )
 
@@ -72,7 +72,7 @@ def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Se
 def list_segments(tx: Tx, stream: int, *, first: int = 0, with_dropped: bool = False) -> list[SegmentRow]:
     """Every segment that is readable, by number from `first` on; with those that only a tag keeps, if asked for."""
     dropped = "" if with_dropped else "AND dropped = 0"
-    sql = f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number >= ? {dropped} ORDER BY number"
+    sql = f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number >= ? {dropped} ORDER BY number"
     return [to_row(row) for row in tx.run(sql, (stream, first))]
 
 
@@ -84,15 +84,13 @@ def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRo
     """The segments of several streams in one look: consistent."""
     found: dict[int, list[SegmentRow]] = {stream: [] for stream in streams}
     marks = ", ".join("?" * len(streams))
-    for stream, *row in tx.run(
-        f"SELECT stream, {_COLUMNS} FROM segment WHERE stream IN ({marks}) AND dropped = 0 ORDER BY number", streams
-    ):
+    for stream, *row in tx.run(f"SELECT stream, {COLUMNS} FROM segment WHERE stream IN ({marks}) AND dropped = 0 ORDER BY number", streams):
         found[stream].append(to_row(tuple(row)))
     return found
 
 
 def find_segment(tx: Tx, stream: int, number: int) -> SegmentRow | None:
-    rows = tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number = ?", (stream, number))
+    rows = tx.run(f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number = ?", (stream, number))
     return to_row(rows[0]) if rows else None
 
 
@@ -132,7 +130,7 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
 def list_segments_numbered(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
     """The segments of these numbers that have a row."""
     marks = ", ".join("?" * len(numbers))
-    return [to_row(row) for row in tx.run(f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks})", (stream, *numbers))]
+    return [to_row(row) for row in tx.run(f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks})", (stream, *numbers))]
 
 
 def lock_segments(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
@@ -143,12 +141,12 @@ def lock_segments(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRo
 def locked(stream: int, numbers: Sequence[int]) -> Statement:
     """The statement that locks segments; `to_row` makes segments of its rows."""
     marks = ", ".join("?" * len(numbers))
-    return f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE", (stream, *numbers)
+    return f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number IN ({marks}) ORDER BY number FOR UPDATE", (stream, *numbers)
 
 
 def opened(stream: int) -> Statement:
     """The statement that looks up a stream's open segments; `to_row` makes segments of its rows."""
-    return f"SELECT {_COLUMNS} FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number", (stream,)
+    return f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number", (stream,)
 
 
 def roll(tx: Tx, stream: int, active: Sequence[SegmentRow]) -> SegmentRow:

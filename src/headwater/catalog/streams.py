@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headwater.catalog import tags, transactions
 from headwater.catalog.database import Tx
 from headwater.catalog.schema import next_id
-from headwater.catalog.segments import insert_segments
+from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, to_row
 from headwater.errors import AlreadyExistsError, ConflictError, InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
@@ -36,6 +36,10 @@ class StreamRow:
 
 
 _COLUMNS = "id, scope, name, kind, epoch, schema_version, scaling, retention, created_at, sealed_at"
+_WITH_SEGMENT = (
+    f"SELECT s.{_COLUMNS.replace(', ', ', s.')}, g.{COLUMNS.replace(', ', ', g.')} "
+    "FROM stream s LEFT JOIN segment g ON g.stream = s.id AND g.number = ? WHERE s.scope = ? AND s.name = ?"
+)
 
 
 def create_scope(tx: Tx, name: str) -> bool:
@@ -118,6 +122,16 @@ def find_origin(tx: Tx, stream: int) -> str | None:
 def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name)
     return StreamRow(*rows[0]) if rows else None
+
+
+def find_stream_with_segment(tx: Tx, name: StreamName, number: int) -> tuple[StreamRow, SegmentRow | None] | None:
+    """A stream and one of its segments, in one statement."""
+    rows = tx.run(_WITH_SEGMENT, (number, *name))
+    if not rows:
+        return None
+    width = len(rows[0]) - COLUMNS.count(",") - 1
+    stream, segment = rows[0][:width], rows[0][width:]
+    return StreamRow(*stream), to_row(segment) if segment[0] is not None else None
 
 
 def get_stream(tx: Tx, stream: int) -> StreamRow:

@@ -32,7 +32,7 @@ from headwater.model.events import Event
 from headwater.model.limits import READER_SECONDS
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Batch, SegmentCursor
+from headwater.segments.read import Batch, Columns, SegmentCursor
 from headwater.streams import cuts
 
 Key = tuple[int, int]
@@ -131,7 +131,7 @@ class Reader:
             key, batch, at = self._batch
             self._events = None
             if self._arrow is None:
-                self._arrow = batch.to_arrow([*batch.schema.names, *_BATCH_METADATA])
+                self._arrow = batch.to_arrow(Columns([*batch.schema.names, *_BATCH_METADATA]))
             end = min(batch.count, at + max_events)
             found = self._arrow.slice(at, end - at)
             self._hand_out(key, batch, end)

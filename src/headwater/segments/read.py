@@ -34,8 +34,9 @@ from headwater.segments.lanes import StreamRef
 _FETCH_BYTES = 2 * MIB
 #: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
 _THREAD_BYTES = 4 * MIB
-#: Of small blocks, the columns of the segment and the stream are made once for many: at most a quarter of a megabyte each.
+#: Of small blocks, the columns of the segment, the stream and the numbers are made once for many: at most half a megabyte each.
 _REPEATED_ROWS = 32767
+_COUNTED_ROWS = 65536
 _DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
 
@@ -99,10 +100,10 @@ class Batch:
         keys = self._chunk.keys
         return events_of(values, self._cut(keys).to_pylist() if keys is not None else None, self)
 
-    def to_arrow(self, columns: Sequence[str]) -> pa.RecordBatch:
+    def to_arrow(self, columns: Columns) -> pa.RecordBatch:
         """The named columns, of the stream's schema or of METADATA."""
-        arrays = [self._metadata(name) if name.startswith("_") else self._column(name) for name in columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=batch_schema(self._stream, columns))
+        arrays = [self._metadata(name) if name.startswith("_") else self._column(name) for name in columns.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns.schema_for(self._stream))
 
     def _column(self, name: str) -> pa.Array:
         kind = self._stream.schema.field(name).type
@@ -119,7 +120,7 @@ class Batch:
         if name == "_key":
             return self._cut(chunk.keys) if chunk.keys is not None else pa.nulls(self.count, pa.binary())
         if name == "_number":
-            return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
+            return self._count_up()
         if name == "_segment":
             return self._repeat(self.segment)
         if name == "_stream":
@@ -130,6 +131,12 @@ class Batch:
         if not isinstance(self._appended, int):
             return self._cut(self._appended)
         return _numbers(np.full(self.count, self._appended, dtype=np.int64), TIME)
+
+    def _count_up(self) -> pa.Array:
+        block, start = divmod(self.first, _COUNTED_ROWS)
+        if start + self.count <= _COUNTED_ROWS and self.count <= _REPEATED_ROWS:
+            return _counted(block).slice(start, self.count)
+        return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
 
     def _repeat(self, value: int | str) -> pa.Array:
         if self.count > _REPEATED_ROWS:
@@ -150,6 +157,26 @@ def _repeated(value: int | str, count: int) -> pa.Array:
 _kept = lru_cache(maxsize=32)(_repeated)
 
 
+@lru_cache(maxsize=4)
+def _counted(block: int) -> pa.Array:
+    return _numbers(np.arange(block * _COUNTED_ROWS, (block + 1) * _COUNTED_ROWS, dtype=np.int64), pa.int64())
+
+
+class Columns:
+    """The columns that the batches of a read are asked for."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._stream: StreamRef | None = None
+        self._schema: pa.Schema | None = None
+
+    def schema_for(self, stream: StreamRef) -> pa.Schema:
+        # Made once as long as it is the same object: schemas that differ in their metadata only are equal.
+        if stream is not self._stream:
+            self._stream, self._schema = stream, batch_schema(stream, self.names)
+        return self._schema
+
+
 def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]:
     """The columns to read: those asked for, or all of the schema with `_key, _time, _segment, _number`."""
     if columns is None:
@@ -164,7 +191,6 @@ def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]
 
 
 def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
-    # Not kept for the next batch by its arguments: schemas that differ in their metadata only are equal.
     fields = (
         pa.field(name, METADATA[name], nullable=name == "_key") if name in METADATA else stream.schema.field(name) for name in columns
     )

@@ -24,7 +24,7 @@ from headwater.runtime import failpoints
 from headwater.segments.chunk import EXTRA, seal_chunk, write_chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import SegmentCursor
+from headwater.segments.read import Columns, SegmentCursor
 from headwater.storage import layout
 
 #: Raw bytes are cut into extents of about this size, each with a checksum.
@@ -185,13 +185,13 @@ def _view(backlog: Backlog) -> SegmentRow:
 
 
 def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: StreamRef, old: Sequence[Piece]) -> NewExtent:
-    names = [*stream.schema.names, *EXTRA]
+    columns = Columns([*stream.schema.names, *EXTRA])
 
     def batches() -> Iterator[pa.RecordBatch]:
         while (batch := cursor.next_batch()) is not None:
             if not batch.schema.equals(stream.schema):
                 raise ConditionFailedError("the schema changed while a chunk was written")
-            yield batch.to_arrow(names)
+            yield batch.to_arrow(columns)
 
     engine.storage.write(key, lambda sink: _check_rows(write_chunk(sink, stream.schema, stream.schema_version, batches()), old))
     info = seal_chunk(engine.storage, key)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from headwater.catalog import streams
 from headwater.catalog.database import Tx
+from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
 from headwater.model.names import StreamName, parse_stream_name, parse_word
@@ -82,6 +83,14 @@ def open_stream(engine: Engine, name: StreamName) -> StreamRef:
     if row is None:
         raise NotFoundError(f"there is no stream {name}")
     return stream_ref(engine, row)
+
+
+def open_segment(engine: Engine, name: StreamName, number: int) -> tuple[StreamRef, SegmentRow | None]:
+    """A stream and one of its segments, None if that is not there any more."""
+    found = engine.look(streams.find_stream_with_segment, name, number)
+    if found is None:
+        raise NotFoundError(f"there is no stream {name}")
+    return stream_ref(engine, found[0]), found[1]
 
 
 def stream_ref(engine: Engine, row: StreamRow) -> StreamRef:
