@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import resource
+import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import headwater as hw
-from benchmarks.bench import MB, Bench, Catalog, Place
-from benchmarks.processes import say_ready, started
+from benchmarks.bench import Bench, Catalog, Place
 from benchmarks.results import Result, at_most, in_turns, percentile
-from benchmarks.writing import sample_batch, sample_keys, sample_values, write_all
 from headwater.catalog.database import Statement, Tx
 
 _SHORT = 100
@@ -27,8 +25,10 @@ _BLOCK = 5
 def memory(bench: Bench) -> Iterator[Result]:
     """The most memory a process has had while it streams events of 1 kB in, half one by one and half as batches, and out again."""
     for catalog in bench.catalogs:
-        with bench.place(catalog) as place, started(_stream_through, place, bench.sizes.memory_mb) as pipe:
-            before, after = pipe.recv()
+        with bench.place(catalog) as place:
+            command = [sys.executable, "-m", "benchmarks.through", place.url, place.catalog or "", str(bench.sizes.memory_mb)]
+            root = Path(__file__).parent.parent
+            before, after = json.loads(subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True).stdout)
         yield Result(
             "memory",
             f"{catalog.name}, {bench.sizes.memory_mb / 1000:g} GB in and out",
@@ -39,31 +39,6 @@ def memory(bench: Bench) -> Iterator[Result]:
             after / before,
             at_most(300.0),
         )
-
-
-def _stream_through(pipe: Connection, place: Place, megabytes: int) -> None:
-    before = _peak_mb()
-    say_ready(pipe)
-    batch, values, keys = sample_batch(4000, 1000), sample_values(1000), sample_keys()
-    with hw.open(place.url, catalog=place.catalog) as store:
-        stream = store.create_stream("bench/through", scaling=hw.Scaling.fixed(4))
-        with stream.writer() as writer:
-            write_all(writer, values, keys, megabytes * MB // 2 // 1000)
-            for _ in range(megabytes * MB // 2 // batch.num_rows // 1000):
-                writer.write_batch(batch, key="user")
-        found = sum(part.num_rows for item in stream.ranges() for part in item.to_batches())
-        assert found == sum(segment.events for segment in stream.segments())
-    pipe.send((before, _peak_mb()))
-
-
-def _peak_mb() -> float:
-    """The most resident memory this process had."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # Not ru_maxrss: on Linux that begins with what the parent process had.
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024 / MB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (peak if sys.platform == "darwin" else peak * 1024) / MB
 
 
 def growth(bench: Bench) -> Iterator[Result]:
