@@ -336,13 +336,13 @@ class SegmentCursor:
                 self._waiting.extendleft(reversed(group))
                 break
             self._fetching.append((group, self._begin_fetching(group)))
-            self._fetching_bytes += sum(item.length for item in group)
+            self._fetching_bytes += _memory(group)
         if self._ready:
             return True
         if not self._fetching:
             return False
         group, task = self._fetching.popleft()
-        self._fetching_bytes -= sum(item.length for item in group)
+        self._fetching_bytes -= _memory(group)
         try:
             self._ready.extend(zip(group, task.result(), strict=True))
         except CorruptDataError as error:
@@ -439,6 +439,11 @@ class SegmentCursor:
     def _is_pinned(self) -> bool:
         """Whether a tag keeps the next number, though it is truncated."""
         return any(first <= self.number < until for first, until in self._engine.read(tags.get_pins, self._stream.id).get(self.segment, ()))
+
+
+def _memory(group: Sequence[Extent | RowGroups]) -> int:
+    """What fetching a group takes. The bytes of row groups are there twice, until their columns are decoded."""
+    return sum([item.length * 2 if isinstance(item, RowGroups) else item.length for item in group])
 
 
 def _fetch(engine: Engine, group: Sequence[Extent], kind: str) -> list[pa.Buffer]:
