@@ -152,16 +152,12 @@ def test_the_notice_of_a_commit_goes_behind_it_and_says_where_to_look(postgres_u
             time.sleep(0.1)
             notices = _notices(postgres_url)
             assert next(notices) == "listening"
-            heard = []
             for number in range(5):
-                time.sleep(0.01)
                 place = writer.write(b"a secret", key=number).result()
-                heard.append((place.segment, next(notices)))
-    for segment, payload in heard:
-        where, which = payload.split(" ")
-        assert where.split("/") == [store.id, str(stream._ref.id), str(segment)]
-        assert b"secret" not in payload.encode() and which
-    assert len({payload for _, payload in heard}) == 5, "each is told once"
+                where = f"{store.id}/{stream._ref.id}/{place.segment}"
+                # Others are of what was before, or of several at once.
+                payload = next(payload for payload in notices if where in payload.split())
+                assert "secret" not in payload and len(payload.split()) % 2 == 0
 
 
 def test_a_segment_whose_notices_are_lost_is_read_while_another_has_news_all_the_time(

@@ -148,9 +148,9 @@ store = hw.open(url, catalog=catalog or None)
 writer = store.stream(name).writer(id or None)
 number, given, ack, interrupts = 0, [], None, 0
 while interrupts < 600:
-    signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * 0.002, 0.003)
     try:
         armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * 0.002)
         while True:
             number += 1
             ack = writer.write(b"%d" % number, key=str(number))
@@ -201,9 +201,9 @@ rng = random.Random(int(seed))
 store = hw.open(url, catalog=catalog or None)
 number, committed, interrupts = 0, [], 0
 while interrupts < most:
-    signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * longest, 0.005)
     try:
         armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * longest)
         while True:
             number += 1
             with store.transaction() as tx:

@@ -42,6 +42,8 @@ class HostLock:
     def __enter__(self) -> None:
         deadline = time.monotonic() + self._wait_seconds
         try:
+            # It is never taken twice: then a second Ctrl-C, while the first one was handled, has left it taken.
+            self.leave()
             if not self._mutex.acquire(timeout=self._wait_seconds):
                 raise self._late(f"another thread of this process ({os.getpid()})")
             self._lock(deadline)

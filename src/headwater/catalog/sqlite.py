@@ -188,6 +188,8 @@ class SqliteDatabase:
                 if connection is None:
                     connection = self._writer = self._connect()
                     connection.set_wal_hook(self._note_wal)
+                # As a second Ctrl-C, while the first one is handled, may have left it.
+                _roll_back(connection)
                 try:
                     connection.execute("BEGIN IMMEDIATE")
                     result = work(SqliteTx(connection))
