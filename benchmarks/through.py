@@ -16,16 +16,14 @@ import pyarrow as pa
 import headwater as hw
 
 _MB = 1_000_000
+_SIZE = 1000
+_ROWS = 4000
 
 
 class _WithoutPandas:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
             raise ImportError(name)
-
-
-_SIZE = 1000
-_ROWS = 4000
 
 
 def main(url: str, catalog: str, megabytes: int) -> None:
