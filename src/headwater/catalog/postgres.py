@@ -19,6 +19,7 @@ from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, T
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
 from headwater.runtime.failpoints import reach
+from headwater.runtime.flag import Flag
 from headwater.runtime.retry import retry
 
 try:
@@ -257,12 +258,12 @@ class PostgresChanges(Changes):
         self._start_lock = threading.Lock()
         self._listener: threading.Thread | None = None
         self._teller: threading.Thread | None = None
-        self._to_tell = threading.Event()
+        self._to_tell = Flag()
         self._news: deque[tuple[str, str]] = deque(maxlen=self.MOST_TOLD)
         self._told: News = NO_NEWS
         self._told_at = 0.0
         self._heard: OrderedDict[str, str] = OrderedDict()
-        self._closed = threading.Event()
+        self._closed = Flag()
 
     def notice_of(self, news: News) -> Statement | None:
         """The statement that tells others, if it is its turn. What it commits need not be durable."""
@@ -281,23 +282,25 @@ class PostgresChanges(Changes):
         if self._teller is None:
             with self._start_lock:
                 if self._teller is None:
-                    self._teller = threading.Thread(target=self._tell, name="headwater-notify", daemon=True)
-                    self._teller.start()
+                    teller = threading.Thread(target=self._tell, name="headwater-notify", daemon=True)
+                    teller.start()
+                    self._teller = teller
 
     def wait(self, seen: int, timeout: float) -> None:
         if self._listener is None:
             with self._start_lock:
                 if self._listener is None:
-                    self._listener = threading.Thread(target=self._listen, name="headwater-listen", daemon=True)
-                    self._listener.start()
+                    listener = threading.Thread(target=self._listen, name="headwater-listen", daemon=True)
+                    listener.start()
+                    self._listener = listener
         super().wait(seen, min(timeout, self.LONGEST_WAIT_SECONDS))
 
     def _tell(self) -> None:
-        while not self._closed.is_set():
+        while not self._closed.is_set:
             with suppress(psycopg.Error), self._connection() as connection:
                 connection.execute("SET synchronous_commit = off")
                 pipeline = Pipeline(connection)
-                while not self._closed.is_set():
+                while not self._closed.is_set:
                     self._to_tell.wait()
                     self._to_tell.clear()
                     news = [self._news.popleft() for _ in range(len(self._news))]
@@ -307,14 +310,14 @@ class PostgresChanges(Changes):
             self._closed.wait(0.5)
 
     def _listen(self) -> None:
-        while not self._closed.is_set():
+        while not self._closed.is_set:
             with suppress(psycopg.Error), self._connection() as connection:
                 connection.execute(f"LISTEN {_CHANNEL}")
                 self.bump()
                 # psycopg's own `notifies` takes several times as long for one.
                 pgconn, socket = connection.pgconn, select.poll()
                 socket.register(connection, select.POLLIN)
-                while not self._closed.is_set():
+                while not self._closed.is_set:
                     if socket.poll(500):
                         pgconn.consume_input()
                         notices = list(iter(pgconn.notifies, None))

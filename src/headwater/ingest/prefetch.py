@@ -10,7 +10,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _AHEAD = 3
-_LOOK_SECONDS = 0.1
 
 
 class _End:
@@ -19,29 +18,27 @@ class _End:
 
 
 def prefetch(items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """The same items, and the same error at the same place. Leaving it early ends the thread, within a look."""
-    ready: queue.Queue[T | _End] = queue.Queue(_AHEAD)
-    is_left = threading.Event()
-
-    def put(item: T | _End) -> None:
-        while not is_left.is_set():
-            try:
-                return ready.put(item, timeout=_LOOK_SECONDS)
-            except queue.Full:
-                continue
+    """The same items, and the same error at the same place. Leaving it early ends the thread after the item it is at."""
+    ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+    # For each that may be read ahead. Not a bounded queue: a Ctrl-C in its Python code would leave it locked for both threads.
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(_AHEAD):
+        room.put(None)
+    is_left = False
 
     def work() -> None:
         error: BaseException | None = None
         try:
             for item in items:
-                put(item)
-                if is_left.is_set():
+                room.get()
+                if is_left:
                     break
+                ready.put(item)
         except BaseException as found:  # it is raised where the item would have been
             error = found
         finally:
             items.close()
-            put(_End(error))
+            ready.put(_End(error))
 
     thread = threading.Thread(target=work, name="headwater-ingest-reader", daemon=True)
     thread.start()
@@ -52,7 +49,9 @@ def prefetch(items: Generator[T, None, None]) -> Generator[T, None, None]:
                 if item.error is not None:
                     raise item.error
                 return
+            room.put(None)
             yield item
     finally:
-        is_left.set()
+        is_left = True
+        room.put(None)
         thread.join()

@@ -12,23 +12,26 @@ class Heart:
     """Calls `beat` of each object every `interval` seconds, until it returns False or the object is gone. Begun when first needed."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        # Entered as a mutex: a Ctrl-C in a condition's `__enter__`, which is Python code, would leave it locked for ever.
+        self._mutex = threading.RLock()
+        self._condition = threading.Condition(self._mutex)
         self._due: list[tuple[float, float, weakref.WeakMethod[Callable[[], bool]]]] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, beat: Callable[[], bool], interval: float) -> None:
         """`beat` is a method; it must not raise, and is called outside of any lock of the heart's."""
-        with self._condition:
+        with self._mutex:
             self._due.append((time.monotonic() + interval, interval, weakref.WeakMethod(beat)))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="headwater-heart", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="headwater-heart", daemon=True)
+                thread.start()
+                self._thread = thread
             self._condition.notify()
 
     def _run(self) -> None:
         while True:
-            with self._condition:
+            with self._mutex:
                 if self._closed:
                     return
                 now = time.monotonic()
@@ -41,13 +44,13 @@ class Heart:
             for _, interval, reference in ready:
                 beat = reference()
                 if beat is not None and beat():
-                    with self._condition:
+                    with self._mutex:
                         self._due.append((time.monotonic() + interval, interval, reference))
                 del beat
 
     def close(self) -> None:
-        with self._condition:
+        with self._mutex:
             self._closed = True
-            self._condition.notify()
+            self._condition.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)

@@ -16,7 +16,10 @@ class Task(Generic[T]):
     def __init__(self, call: Callable[[], T], when_done: Callable[[], None] | None) -> None:
         self._call = call
         self._when_done = when_done
-        self._finished = threading.Event()
+        # Taken until it ended. A lock, and not an event, which a Ctrl-C in the one who waits could leave locked for the worker.
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._is_done = False
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -26,13 +29,14 @@ class Task(Generic[T]):
         except BaseException as error:
             self._error = error
         self._call = None  # type: ignore[assignment]
-        self._finished.set()
+        self._is_done = True
+        self._running.release()
         if self._when_done is not None:
             self._when_done()
 
     @property
     def done(self) -> bool:
-        return self._finished.is_set()
+        return self._is_done
 
     @property
     def failed(self) -> bool:
@@ -40,10 +44,11 @@ class Task(Generic[T]):
 
     def wait(self) -> None:
         """Return when the call ended, however it did."""
-        self._finished.wait()
+        with self._running:
+            pass
 
     def result(self) -> T:
-        self._finished.wait()
+        self.wait()
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]
@@ -75,8 +80,8 @@ class Workers:
                 raise RuntimeError("these workers are closed")
             if self._idle <= self._queue.qsize() and len(self._threads) < self._limit:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
         self._queue.put(task)
         return task
 

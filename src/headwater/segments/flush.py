@@ -203,7 +203,8 @@ class Flusher:
         return type(self._failure)(self._failure.message)
 
     def _start(self) -> None:
-        if self._thread is None:
+        # One that a Ctrl-C kept from starting is replaced; should it start after all, it ends at once.
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="headwater-flusher", daemon=True)
             self._thread.start()
 
@@ -215,7 +216,7 @@ class Flusher:
         with self._mutex:
             self._closing = True
             self._work.notify()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
         self._end_session()
 
@@ -230,6 +231,9 @@ class Flusher:
     # What the thread does.
 
     def _run(self) -> None:
+        with self._mutex:
+            if threading.current_thread() is not self._thread:
+                return
         pause = 0.05
         while not self._closing:
             try:

@@ -31,6 +31,7 @@ from headwater.model.limits import (
     UPKEEP_DELAY_SECONDS,
 )
 from headwater.runtime import failpoints
+from headwater.runtime.flag import Flag
 from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -88,8 +89,8 @@ class Upkeep:
         self._engine = engine
         self._heart = heart
         self._mutex = threading.Lock()
-        self._stop = threading.Event()
-        self._wanted = threading.Event()
+        self._stop = Flag()
+        self._is_wanted = False
         self._thread: threading.Thread | None = None
         self._session: int | None = None
         self._is_held = False
@@ -119,7 +120,7 @@ class Upkeep:
             report = None
             try:
                 with self._mutex:
-                    if not self._wanted.is_set() and self._take_if_free():
+                    if not self._is_wanted and self._take_if_free():
                         report = self._round(eager=False)
             except FencedError:
                 # Another one may take this session for dead, and what it stores for garbage: go on with a new one.
@@ -144,12 +145,12 @@ class Upkeep:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """No process tiers or deletes anything meanwhile."""
-        self._wanted.set()
+        self._is_wanted = True
         try:
             with self._mutex, self._by_hand():
                 yield
         finally:
-            self._wanted.clear()
+            self._is_wanted = False
 
     @contextmanager
     def tiering(self, stream: StreamRef) -> Iterator[tuple[list[ChunkJob], Callable[[MadeChunk], Moved | None]]]:
@@ -255,7 +256,7 @@ class Upkeep:
         ]
         for name, interval, step in steps:
             now = time.monotonic()
-            if not eager and (self._wanted.is_set() or self._stop.is_set() or now < self._due.get(name, 0.0)):
+            if not eager and (self._is_wanted or self._stop.is_set or now < self._due.get(name, 0.0)):
                 continue
             self._due[name] = now + interval
             try:
@@ -271,7 +272,7 @@ class Upkeep:
     def _note(self, report: UpkeepReport, problem: str) -> None:
         report.problems += (problem,)
         # Whoever runs a round by hand has the report; the background says each thing once.
-        if not self._wanted.is_set() and problem not in self.totals.problems:
+        if not self._is_wanted and problem not in self.totals.problems:
             log.warning("%s", problem)
 
     def _time_out(self, report: UpkeepReport) -> None:
@@ -383,7 +384,7 @@ class Upkeep:
         return self._session
 
     def _may_go_on(self, by_hand: bool) -> bool:
-        return not self._stop.is_set() and (by_hand or not self._wanted.is_set())
+        return not self._stop.is_set and (by_hand or not self._is_wanted)
 
     def _now_us(self) -> int:
         return int(self._engine.database.query("SELECT now_us()")[0][0])

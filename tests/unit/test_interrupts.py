@@ -1,0 +1,75 @@
+"""A Ctrl-C in what one thread does leaves nothing locked for the others."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headwater.runtime.flag import Flag
+from headwater.runtime.heart import Heart
+from headwater.runtime.workers import Task, Workers
+from tests.interrupts import ends, interrupt, interrupt_everywhere
+
+
+def test_such_an_interrupt_leaves_an_event_of_the_standard_library_locked() -> None:
+    def is_broken(at: int) -> bool:
+        event = threading.Event()
+        interrupt(event.set, at)
+        return not ends(event.set, 0.1)
+
+    assert any(map(is_broken, range(8))), "then there is no need for a Flag"
+
+
+@pytest.mark.parametrize("name", ["set", "wait"])
+def test_a_flag_can_be_set_after_any_interrupt(name: str) -> None:
+    flag = Flag()
+
+    def call() -> None:
+        getattr(flag, name)(*([0.001] if name == "wait" else []))
+
+    assert interrupt_everywhere(call) > 2
+    assert ends(flag.set) and flag.is_set
+    assert flag.wait(0.0)
+
+
+def test_a_worker_ends_its_task_after_any_interrupt_of_who_waits_for_it() -> None:
+    def waits(at: int) -> bool:
+        begin = threading.Lock()
+        begin.acquire()
+        task = Task(lambda: bool(begin.acquire(timeout=0.002)), None)
+        thread = threading.Thread(target=task.run, daemon=True)
+        thread.start()
+        found = interrupt(task.result, at)
+        assert ends(task.wait) and ends(thread.join) and task.done
+        return found
+
+    at = 0
+    while waits(at):
+        at += 1
+    assert at > 2
+
+
+def test_a_heart_beats_after_any_interrupt_of_who_adds_to_it() -> None:
+    class Beaten:
+        count = 0
+
+        def beat(self) -> bool:
+            self.count += 1
+            done.set()
+            return False
+
+    heart, other = Heart(), Beaten()
+    done = Flag()
+    assert interrupt_everywhere(lambda: heart.add(other.beat, 100.0)) > 2
+    done.clear()
+    heart.add(other.beat, 0.001)
+    assert done.wait(5.0)
+    assert ends(heart.close)
+
+
+def test_workers_work_after_any_interrupt_of_who_gives_them_something() -> None:
+    workers = Workers("tests", 2)
+    assert interrupt_everywhere(lambda: workers.submit(lambda: 1).result()) > 2
+    assert [workers.submit(lambda: 7).result() for _ in range(5)] == [7] * 5
+    assert ends(workers.close)
