@@ -19,7 +19,7 @@ from benchmarks.bench import Bench, Place
 from benchmarks.processes import say_ready, started
 from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median_ratio, percentile
 from headwater.catalog import transactions
-from headwater.catalog.extents import Append
+from headwater.catalog.flushes import Append
 from headwater.catalog.transactions import Batch, StagedAppend
 from headwater.model.schemas import OPAQUE
 from headwater.segments.block import Chunk, encode

@@ -43,6 +43,21 @@ def interrupt(call: Callable[[], Any], at: int) -> bool:
     return seen > at
 
 
+def count_moments(call: Callable[[], Any]) -> int:
+    count = 0
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event in _MOMENTS
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
 def ends(call: Callable[[], Any], timeout: float = 5.0) -> bool:
     """Whether another thread can do it."""
     thread = threading.Thread(target=call, daemon=True)

@@ -33,7 +33,7 @@ class ByteWriter(LaneWriter):
             with self._lane.lock:
                 if self._lane.error is not None:
                     raise self._lane.error
-                run, _ = self._lane.put(piece, None)
+                run, _ = self._lane.put(piece)
                 run.size += len(piece)
                 if run.size >= RUN_BYTES:
                     self._lane.close_run()

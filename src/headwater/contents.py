@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog.extents import Append
+from headwater.catalog.flushes import Append
 from headwater.catalog.transactions import Batch, Change, StagedAppend
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import key_bytes

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog.extents import Append
+from headwater.catalog.flushes import Append
 from headwater.errors import ConditionFailedError, InvalidRequestError, OutcomeUnknownError, TruncatedError, UnavailableError
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import OPAQUE

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headwater.catalog import tables
-from headwater.catalog.extents import Append
+from headwater.catalog.flushes import Append
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError
 from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES

@@ -196,11 +196,7 @@ class Writer(LaneWriter):
             number = self._next_number(number)
             if number is not None and number <= lane.given_number:
                 return _ack(lane.last_run, None)
-            run, index = lane.put(value, key)
-            if time is not None:
-                run.times[index] = time
-            if number is not None:
-                run.last_number = lane.given_number = number
+            run, index = lane.put(value, key, time, number)
             run.size += size + EVENT_OVERHEAD_BYTES
             if run.size >= RUN_BYTES:
                 lane.close_run()
@@ -242,9 +238,7 @@ class Writer(LaneWriter):
             given = self._next_number(number)
             if given is not None and given <= lane.given_number:
                 return _ack(lane.last_run, None)
-            run = lane.add_chunk(chunk, size, given or 0)
-            if given is not None:
-                lane.given_number = given
+            run = lane.add_chunk(chunk, size, given)
         return _batch_ack(run, lambda: self._ranges([run]))
 
     def _write_empty(self, number: int) -> Ack:
@@ -260,7 +254,7 @@ class Writer(LaneWriter):
             with self._lane.lock:
                 if self._lane.error is not None:
                     raise self._lane.error
-                runs.append(self._lane.add_chunk(piece, size * piece.count // chunk.count, 0))
+                runs.append(self._lane.add_chunk(piece, size * piece.count // chunk.count))
         return _batch_ack(runs[-1], lambda: self._ranges(runs))
 
     def _ranges(self, runs: list[Run]) -> list[SegmentRange]:

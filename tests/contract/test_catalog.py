@@ -16,9 +16,9 @@ import pytest
 from psycopg import sql
 
 import headwater as hw
-from headwater.catalog import extents, schema, segments, sessions, streams, writers
+from headwater.catalog import extents, flushes, schema, segments, sessions, streams, writers
 from headwater.catalog.database import Database, Tx
-from headwater.catalog.extents import Append, Flush, Part, Refused, Stored
+from headwater.catalog.flushes import Append, Flush, Part, Refused, Stored
 from headwater.catalog.postgres import PostgresDatabase
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import ConflictError, FencedError, InvalidRequestError, NotFoundError, SealedError
@@ -93,11 +93,11 @@ def part(stream: int, *counts: tuple[int, int], **more: Any) -> Part:
     return Part(stream, tuple(append(segment, count) for segment, count in counts), **more)
 
 
-def commit(database: Database, session: int, number: int, *parts: Part) -> list[extents.PartResult]:
-    return extents.commit_flush(database, Flush(session, number, parts))
+def commit(database: Database, session: int, number: int, *parts: Part) -> list[flushes.PartResult]:
+    return flushes.commit_flush(database, Flush(session, number, parts))
 
 
-def firsts(result: extents.PartResult) -> tuple[int, ...]:
+def firsts(result: flushes.PartResult) -> tuple[int, ...]:
     assert isinstance(result, Stored), result
     return result.firsts
 
@@ -134,8 +134,8 @@ def test_a_commit_that_came_second_is_never_seen_first(catalog: Catalog) -> None
     one, two = begin(first), begin(second)
     applied, go_on = threading.Event(), threading.Event()
 
-    def hold(tx: Tx) -> list[extents.PartResult]:
-        results = extents.apply_flush(tx, Flush(one, 1, (part(stream, (0, 3)),)))
+    def hold(tx: Tx) -> list[flushes.PartResult]:
+        results = flushes.apply_flush(tx, Flush(one, 1, (part(stream, (0, 3)),)))
         applied.set()
         assert go_on.wait(WAIT_SECONDS)
         return results
@@ -144,7 +144,7 @@ def test_a_commit_that_came_second_is_never_seen_first(catalog: Catalog) -> None
         assert applied.wait(WAIT_SECONDS)
         ended = threading.Event()
 
-        def follow() -> list[extents.PartResult]:
+        def follow() -> list[flushes.PartResult]:
             try:
                 return commit(second, two, 1, part(stream, (0, 2)))
             finally:
@@ -427,7 +427,7 @@ def test_what_work_raises_rolls_everything_back(database: Database) -> None:
     stream, session = make_stream(database), begin(database)
 
     def work(tx: Tx) -> None:
-        extents.apply_flush(tx, Flush(session, 1, (part(stream, (0, 1)),)))
+        flushes.apply_flush(tx, Flush(session, 1, (part(stream, (0, 1)),)))
         raise RuntimeError("user code")
 
     with pytest.raises(RuntimeError, match="user code"):

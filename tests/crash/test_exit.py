@@ -135,15 +135,22 @@ def test_ctrl_c_in_a_write_loop_loses_nothing_that_was_acked(place: Place) -> No
 
 
 #: Ctrl-C again and again, in a program that goes on: a notebook.
-INTERRUPTED_OFTEN = """
-import os, random, signal, sys, headwater as hw
-url, catalog, name, id, every, seed = sys.argv[1:]
+ALARM = """
+import random, signal, sys, headwater as hw
 armed = False
 def interrupt(*_):
+    global armed
     if armed:
+        armed = False  # and not `while True`: Python drops what is raised while it deletes an object
         raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
-rng = random.Random(int(seed))
+rng = random.Random(int(sys.argv[-1]))
+"""
+
+INTERRUPTED_OFTEN = (
+    ALARM
+    + """
+url, catalog, name, id, every, seed = sys.argv[1:]
 store = hw.open(url, catalog=catalog or None)
 writer = store.stream(name).writer(id or None)
 number, given, ack, interrupts = 0, [], None, 0
@@ -151,22 +158,23 @@ while interrupts < 600:
     try:
         armed = True
         signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * 0.002)
-        while True:
+        while armed:
             number += 1
             ack = writer.write(b"%d" % number, key=str(number))
             given.append(number)
             if number % int(every) == 0:
                 ack.result()
     except (KeyboardInterrupt, RuntimeError):  # Condition.wait may lose its own lock to an interrupt: Python's, not ours
-        armed = False
-        interrupts += 1
-        if ack is not None and interrupts % 2:
-            ack.result(timeout=30)  # asked again
+        pass
+    interrupts += 1
+    if ack is not None and interrupts % 2:
+        ack.result(timeout=30)  # asked again
 signal.setitimer(signal.ITIMER_REAL, 0)
 writer.write(b"0", key="0").result(timeout=30)
 store.close()
 print(*given)
 """
+)
 
 
 @pytest.mark.slow
@@ -187,24 +195,19 @@ def test_a_writer_goes_on_after_any_number_of_interrupts_without_loss_or_repetit
         assert not set(map(int, output.split())) - found.keys(), "given without an interrupt, and lost"
 
 
-INTERRUPTED_TRANSACTIONS = """
-import random, signal, sys, headwater as hw
+INTERRUPTED_TRANSACTIONS = (
+    ALARM
+    + """
 url, catalog, name, seed = sys.argv[1:]
 # On PostgreSQL each of them costs a connection.
 longest, most = (0.03, 100) if catalog else (0.004, 300)
-armed = False
-def interrupt(*_):
-    if armed:
-        raise KeyboardInterrupt
-signal.signal(signal.SIGALRM, interrupt)
-rng = random.Random(int(seed))
 store = hw.open(url, catalog=catalog or None)
 number, committed, interrupts = 0, [], 0
 while interrupts < most:
     try:
         armed = True
         signal.setitimer(signal.ITIMER_REAL, 0.00005 + rng.random() * longest)
-        while True:
+        while armed:
             number += 1
             with store.transaction() as tx:
                 tx.write(name, b"%d" % number)
@@ -212,12 +215,13 @@ while interrupts < most:
             found = sum(part.count for part in store.stream(name).ranges())
             assert found >= len(committed), f"{found} events are seen and {len(committed)} transactions were committed"
     except (KeyboardInterrupt, RuntimeError):  # as above
-        armed = False
-        interrupts += 1
+        pass
+    interrupts += 1
 signal.setitimer(signal.ITIMER_REAL, 0)
 store.close()
 print(*committed)
 """
+)
 
 
 @pytest.mark.slow

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from datetime import UTC, datetime
+from functools import partial
 
+import pyarrow as pa
 import pytest
 
 import headwater as hw
 from tests.crash.processes import Place
-from tests.interrupts import ends, interrupt
+from tests.interrupts import count_moments, ends, interrupt
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +22,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
+Call = Callable[[hw.Store, int], None]
 STREAM = "interrupted/events"
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
 #: Of those moments, without `--long`.
 FEW = 60
 
@@ -87,29 +91,24 @@ def _goes_on(store: hw.Store, number: int) -> None:
     _transact(store, number + 1)
 
 
-@pytest.mark.parametrize(
-    "call", [_write, _write_large, _write_named, _transact, _transact_in_parts, _read, _read_batches, _read_as_group], ids=lambda call: call.__name__[1:]
-)
-def test_a_program_goes_on_after_a_ctrl_c_at_any_moment(
-    call: Callable[[hw.Store, int], Any], place: Place, pytestconfig: pytest.Config
-) -> None:
-    rng = random.Random(call.__name__)
+CALLS = (_write, _write_large, _write_named, _transact, _transact_in_parts, _read, _read_batches, _read_as_group)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__[1:])
+def test_a_program_goes_on_after_a_ctrl_c_at_any_moment(call: Call, place: Place, pytestconfig: pytest.Config) -> None:
     number, given = 1, []
     with place.open() as store:
         _prepare(store)
         call(store, number)
         # How many there are differs a little: threads meet in other places, connections are made anew.
-        moments = _count_moments(store, call, number + 1)
-        chosen = range(moments) if pytestconfig.getoption("--long") else sorted(rng.sample(range(moments), min(FEW, moments)))
-        for at in chosen:
+        moments = count_moments(partial(call, store, number + 1))
+        for at in _choose(moments, call.__name__, pytestconfig.getoption("--long")):
             number += 10
-            if not interrupt(lambda number=number: call(store, number), at):
+            if not interrupt(partial(call, store, number), at):
                 given.append(number)
-            after = number + 1
-            assert ends(lambda after=after: _goes_on(store, after), 20.0), f"stuck after a Ctrl-C at moment {at} of {moments}"
-            given += [after, after + 1]
+            assert ends(partial(_goes_on, store, number + 1), 20.0), f"stuck after a Ctrl-C at moment {at} of {moments}"
             _goes_on(store, number + 3)
-            given += [number + 3, number + 4]
+            given += range(number + 1, number + 5)
     with place.open() as store:
         found = Counter(int(event.value.partition(b"|")[0]) for event in store.stream(STREAM).read())
         assert set(found.values()) == {1}, "stored twice"
@@ -117,18 +116,37 @@ def test_a_program_goes_on_after_a_ctrl_c_at_any_moment(
             assert not set(given) - found.keys(), "given, and lost"
 
 
-def _count_moments(store: hw.Store, call: Callable[[hw.Store, int], Any], number: int) -> int:
-    import sys
+def _choose(moments: int, seed: str, is_long: bool) -> list[int]:
+    return list(range(moments)) if is_long else sorted(random.Random(seed).sample(range(moments), FEW))
 
-    count = 0
 
-    def look(frame: Any, event: str, _: object) -> None:
-        nonlocal count
-        count += event in ("call", "return", "c_return")
+def _give(writer: hw.Writer, number: int) -> None:
+    writer.write(b"%d" % number, key=b"k", number=number).result()
 
-    sys.setprofile(look)
-    try:
-        call(store, number)
-    finally:
-        sys.setprofile(None)
-    return count
+
+def _give_with_time(writer: hw.Writer, number: int) -> None:
+    writer.write(b"%d" % number, key=b"k", time=TIME, number=number).result()
+
+
+def _give_batch(writer: hw.Writer, number: int) -> None:
+    writer.write_batch(pa.record_batch({"value": pa.array([b"%d" % number], pa.binary())}), number=number).result()
+
+
+@pytest.mark.parametrize("give", [_give, _give_with_time, _give_batch], ids=lambda give: give.__name__[1:])
+def test_what_is_repeated_after_a_ctrl_c_with_its_number_is_stored_once(
+    give: Callable[[hw.Writer, int], None], place: Place, pytestconfig: pytest.Config
+) -> None:
+    number = 1
+    with place.open() as store:
+        stream = store.create_stream(STREAM)
+        with stream.writer("source") as writer:
+            give(writer, number)
+            number += 1
+            moments = count_moments(partial(give, writer, number))
+            for at in _choose(moments, give.__name__, pytestconfig.getoption("--long")):
+                number += 1
+                interrupt(partial(give, writer, number), at)
+                give(writer, number)
+        found = list(stream.read())
+        assert [int(event.value) for event in found] == list(range(1, number + 1))
+        assert give is not _give_with_time or {event.time for event in found} == {TIME}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headwater.catalog import groups, segments, tables
 from headwater.catalog.database import Database, Statement, Tx
-from headwater.catalog.extents import add_extent, grow
+from headwater.catalog.flushes import add_extent, grow
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.targets import RouteStale, Target, Targets, by_stream, open_targets, rolled_targets
 from headwater.catalog.transactions import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headwater.catalog.extents import Flush
+from headwater.catalog.flushes import Flush
 
 
 def of_flush(store: str, flush: Flush) -> Mapping[str, str]:

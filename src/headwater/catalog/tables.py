@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
-from headwater.catalog.extents import Append
+from headwater.catalog.flushes import Append
 from headwater.errors import ConditionFailedError, NotFoundError, SealedError
 
 #: As an expected version: only if the key is missing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
-from headwater.catalog.extents import Append
+from headwater.catalog.flushes import Append
 from headwater.catalog.schema import next_id
 from headwater.errors import NotFoundError, TransactionEndedError
 from headwater.model.markers import Marker

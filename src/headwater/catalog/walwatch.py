@@ -51,7 +51,7 @@ class WalWatch:
 
     @property
     def is_alive(self) -> bool:
-        return self._process == os.getpid() and self._thread.is_alive()
+        return self._is_open and self._process == os.getpid()
 
     def _run(self) -> None:
         files = select.poll()

@@ -13,9 +13,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import extents, news, segments, streams
+from headwater.catalog import extents, flushes, news, segments, streams
 from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
-from headwater.catalog.extents import Extent, Flush, PartResult
+from headwater.catalog.extents import Extent
+from headwater.catalog.flushes import Flush, PartResult
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
@@ -80,7 +81,7 @@ class Engine:
 
     def commit_flush(self, flush: Flush) -> list[PartResult]:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
-        return extents.commit_flush(self.database, flush, self._news(flush))
+        return flushes.commit_flush(self.database, flush, self._news(flush))
 
     def announce(self, flush: Flush) -> None:
         """Tell followers of a committed flush."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from headwater.catalog import sessions
-from headwater.catalog.extents import PartResult, Refused, Stored
+from headwater.catalog.flushes import PartResult, Refused, Stored
 from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
 from headwater.runtime import failpoints
@@ -89,7 +89,7 @@ class Flusher:
         self.wait_for_room()
         lane = Lane(self, stream, None, 0, 0, expected_tail)
         with lane.lock:
-            return lane.add_chunk(chunk, size, 0)
+            return lane.add_chunk(chunk, size)
 
     def cancel(self, run: Run) -> bool:
         """Take back a run that waits; False if it is on its way, or ended."""
@@ -203,8 +203,9 @@ class Flusher:
         return type(self._failure)(self._failure.message)
 
     def _start(self) -> None:
-        # One that a Ctrl-C kept from starting is replaced; should it start after all, it ends at once.
-        if self._thread is None or not self._thread.is_alive():
+        # One that a Ctrl-C kept from starting is replaced; should it start after all, it ends at once. Not `is_alive`: a Ctrl-C in there
+        # makes Python believe that a thread ended which runs.
+        if self._thread is None or self._thread.ident is None:
             self._thread = threading.Thread(target=self._run, name="headwater-flusher", daemon=True)
             self._thread.start()
 
@@ -216,7 +217,7 @@ class Flusher:
         with self._mutex:
             self._closing = True
             self._work.notify()
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
         self._end_session()
 

@@ -118,11 +118,16 @@ class Run:
     def ended(self) -> bool:
         return self.placement is not None or self.error is not None
 
-    def put(self, value: Any, key: bytes | None) -> int | None:
+    def put(self, value: Any, key: bytes | None, time: datetime | None, number: int | None) -> int | None:
         """Add an event; returns its index, or None if there is no place left."""
         for index in self.places:
+            # No call in here: a Ctrl-C must not leave an event without its number, which would be stored again when it is repeated.
             self.keys[index] = key
             self.values[index] = value
+            if time is not None:
+                self.times[index] = time
+            if number is not None:
+                self.last_number = self.lane.given_number = number
             return index
         return None
 
@@ -206,14 +211,14 @@ class Lane:
         self.last_run: Run | None = None
         self._room = _FEW_EVENTS
 
-    def put(self, value: Any, key: bytes | None) -> tuple[Run, int]:
+    def put(self, value: Any, key: bytes | None = None, time: datetime | None = None, number: int | None = None) -> tuple[Run, int]:
         """Add an event; returns its run and its index there. The caller holds the lane's lock."""
         run = self.run
-        index = run.put(value, key) if run is not None else None
+        index = run.put(value, key, time, number) if run is not None else None
         if run is None or index is None:
             self.close_run()
             run = self._begin_run(self._room)
-            index = run.put(value, key)
+            index = run.put(value, key, time, number)
         assert index is not None
         return run, index
 
@@ -242,11 +247,15 @@ class Lane:
             self.queue.append(run)
             self.flusher.account(run.size)
 
-    def add_chunk(self, chunk: Chunk, size: int, number: int) -> Run:
+    def add_chunk(self, chunk: Chunk, size: int, number: int | None = None) -> Run:
         """Add a whole batch as a run of its own. The caller holds the lane's lock."""
         self.close_run()
         run = self._begin_run(0)
-        run.chunk, run.count, run.size, run.last_number = chunk, chunk.count, size, number
+        count = chunk.count
+        # From here on without a call, as in `Run.put`.
+        run.chunk, run.count, run.size = chunk, count, size
+        if number is not None:
+            run.last_number = self.given_number = number
         self.close_run()
         return run
 

@@ -13,7 +13,7 @@ import google_crc32c
 import pyarrow as pa
 
 from headwater.catalog import sessions
-from headwater.catalog.extents import Append, Flush, Part
+from headwater.catalog.flushes import Append, Flush, Part
 from headwater.model.limits import INLINE_BYTES, REMOTE_WRITES
 from headwater.runtime.workers import Task
 from headwater.segments.block import EncodedBlock, encode, encode_few
