@@ -11,6 +11,7 @@ import pyarrow as pa
 from headwater.catalog.extents import PARQUET
 from headwater.errors import NotFoundError, TruncatedError
 from headwater.model.keys import WHOLE, KeyRange
+from headwater.model.limits import PREFETCH_BYTES
 from headwater.model.names import parse_stream_name
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -39,13 +40,16 @@ class SegmentRange:
 
     def to_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The events in order, as record batches of these columns; by default the schema's with `_key, _time, _segment, _number`."""
+        return self._to_batches(columns, PREFETCH_BYTES)
+
+    def _to_batches(self, columns: Sequence[str] | None, prefetch_bytes: int) -> Iterator[pa.RecordBatch]:
         engine = self.store._engine
         stream, row = open_segment(engine, parse_stream_name(self.stream), self.segment)
         self._check_stream(stream)
         names = check_columns(stream, columns)
         if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
-        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names)
+        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes)
         return _batches(engine, stream, cursor, names)
 
     def schema(self) -> pa.Schema:

@@ -72,7 +72,6 @@ class Made:
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_module, "ROW_GROUP_ROWS", 25)
-    monkeypatch.setattr(chunk_module, "_TOGETHER_BYTES", 1)
 
 
 def test_a_chunk_is_a_parquet_file_with_its_events_in_order() -> None:

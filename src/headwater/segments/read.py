@@ -366,7 +366,9 @@ class SegmentCursor:
             return False
         self._waiting.popleft()
         end = self.end if self.end is not None else extent.end
-        self._waiting.extendleft(reversed(file.row_groups(max(self.number, extent.first), min(end, extent.end), self._columns)))
+        bounds = max(self.number, extent.first), min(end, extent.end)
+        # Two at once, at twice their size: see `_memory`.
+        self._waiting.extendleft(reversed(file.row_groups(*bounds, self._columns, self._prefetch_bytes // 4)))
         return True
 
     def _next_group(self) -> Sequence[Extent | RowGroups]:
