@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.catalog.extents import PARQUET
-from headwater.errors import NotFoundError, TruncatedError
+from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import PREFETCH_BYTES
 from headwater.model.names import parse_stream_name
@@ -17,7 +17,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Columns, SegmentCursor, batch_schema, check_columns
 from headwater.streams import cuts
-from headwater.streams.lifecycle import open_segment, open_stream
+from headwater.streams.lifecycle import another_has_its_name, open_range, open_stream
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,19 @@ class SegmentRange:
     def count(self) -> int:
         return self.end - self.start
 
-    def to_batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The events in order, as record batches of these columns; by default the schema's with `_key, _time, _segment, _number`."""
-        return self._to_batches(columns, PREFETCH_BYTES)
+    def to_batches(self, columns: Sequence[str] | None = None, *, prefetch_bytes: int = PREFETCH_BYTES) -> Iterator[pa.RecordBatch]:
+        """The events in order, as record batches of these columns; by default the schema's with `_key, _time, _segment, _number`.
 
-    def _to_batches(self, columns: Sequence[str] | None, prefetch_bytes: int) -> Iterator[pa.RecordBatch]:
+        About `prefetch_bytes` are fetched ahead; a batch has up to a quarter of that, and at least one block or row group.
+        """
+        if isinstance(prefetch_bytes, bool) or not isinstance(prefetch_bytes, int) or prefetch_bytes < 1:
+            raise InvalidRequestError(f"prefetch_bytes is a whole number of bytes, at least 1, not {prefetch_bytes!r}")
         engine = self.store._engine
-        stream, row = open_segment(engine, parse_stream_name(self.stream), self.segment)
-        self._check_stream(stream)
+        stream, row, planned = open_range(engine, parse_stream_name(self.stream), self.stream_id, self.segment, self.start, self.end)
         names = check_columns(stream, columns)
         if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
-        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes)
+        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes, planned)
         return _batches(engine, stream, cursor, names)
 
     def schema(self) -> pa.Schema:
@@ -63,12 +64,9 @@ class SegmentRange:
 
     def _open_stream(self) -> StreamRef:
         stream = open_stream(self.store._engine, parse_stream_name(self.stream))
-        self._check_stream(stream)
-        return stream
-
-    def _check_stream(self, stream: StreamRef) -> None:
         if stream.id != self.stream_id:
-            raise NotFoundError(f"stream {self.stream} was deleted; another has its name by now")
+            raise another_has_its_name(self.stream)
+        return stream
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,3 @@ def _batches(engine: Engine, stream: StreamRef, cursor: SegmentCursor, names: li
             yield batch.to_arrow(columns)
     except TruncatedError as error:
         raise TruncatedError(error.message, cuts.head(engine, stream)) from None
-
-
-__all__ = ["NotFoundError", "SegmentRange"]

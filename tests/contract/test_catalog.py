@@ -54,7 +54,7 @@ class Catalog:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A flush of one block is committed in one round trip; what is promised must not depend on that."""
     if request.param == "part by part":
-        monkeypatch.setattr(extents, "_commit_one", lambda *_: None)
+        monkeypatch.setattr(flushes, "_commit_one", lambda *_: None)
     return str(request.param)
 
 

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import headwater as hw
-from headwater import batch as batch_module
 from headwater.catalog.extents import BLOCK, PARQUET
 from headwater.check import check_store
 from headwater.segments import chunk as chunk_module
@@ -540,7 +539,6 @@ class Fetched:
 def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[hw.Store, hw.Stream]]:
     """A stream of 20 columns and 8 row groups in one chunk."""
     monkeypatch.setattr(chunk_module, "ROW_GROUP_BYTES", 1 << 20)
-    monkeypatch.setattr(batch_module, "PREFETCH_BYTES", 1 << 20)
     names = [f"c{place}" for place in range(20)]
     with hw.open(tmp_path, upkeep=False) as store:
         stream = store.create_stream("t/wide", schema=pa.schema([(name, pa.binary()) for name in names]))

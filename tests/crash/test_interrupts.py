@@ -26,7 +26,7 @@ Call = Callable[[hw.Store, int], None]
 STREAM = "interrupted/events"
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 #: Of those moments, without `--long`.
-FEW = 60
+FEW = 20
 
 
 def _write(store: hw.Store, number: int) -> None:

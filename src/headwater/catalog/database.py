@@ -40,6 +40,9 @@ class Database(Protocol):
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """The rows of one SELECT, outside any transaction."""
 
+    def query_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """The rows of several SELECTs: one round trip on PostgreSQL. A later one may see what was committed meanwhile."""
+
     def read(self, work: Callable[[Tx], T]) -> T:
         """Run `work` over one consistent look at the catalog."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.catalog.database import Database, Row, Tx
+from headwater.catalog.database import Database, Row, Statement, Tx
 from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
+from headwater.catalog.streams import StreamRow, to_stream_and_segment, with_segment
+from headwater.model.names import StreamName
 
 #: What an extent is: a block as it was appended, a Parquet chunk, or raw bytes in a chunk.
 BLOCK, PARQUET, RAW = 0, 1, 2
@@ -47,15 +49,36 @@ class Extent:
 
 def plan(database: Database, log: int, start: int, end: int, limit: int) -> list[Extent]:
     """The extents that hold numbers [start, end) of a log, in order; at most `limit` of them. One statement, so one consistent look."""
-    rows = database.query(
+    return [Extent(*row) for row in database.query(*_plan(("?", (log,)), start, end, limit))]
+
+
+def open_range(database: Database, name: StreamName, stream: int, segment: int, start: int, end: int, limit: int) -> OpenRange | None:
+    """The stream of a name, one of its segments, and the extents that `plan` finds in its own log if it is that stream. None without one.
+
+    Not one consistent look, but one round trip.
+    """
+    log = "(SELECT log FROM segment WHERE stream = ? AND number = ?)"
+    rows, extents = database.query_all([with_segment(name, segment), _plan((log, (stream, segment)), start, end, limit)])
+    return OpenRange(*to_stream_and_segment(rows[0]), [Extent(*row) for row in extents]) if rows else None
+
+
+class OpenRange(NamedTuple):
+    """What is needed to begin reading some numbers of a segment."""
+
+    stream: StreamRow
+    segment: SegmentRow | None
+    extents: list[Extent]
+
+
+def _plan(log: Statement, start: int, end: int, limit: int) -> Statement:
+    return (
         "SELECT e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data, e.form, e.raw, e.last_at "
         "FROM extent e "
         "LEFT JOIN object o ON o.id = e.object LEFT JOIN inline_block b ON e.object IS NULL AND b.log = e.log AND b.first = e.first "
-        "WHERE e.log = ? AND e.first >= COALESCE((SELECT max(first) FROM extent WHERE log = ? AND first <= ?), ?) "
+        f"WHERE e.log = {log[0]} AND e.first >= COALESCE((SELECT max(first) FROM extent WHERE log = {log[0]} AND first <= ?), ?) "
         "AND e.first < ? AND e.first + e.count > ? ORDER BY e.first LIMIT ?",
-        (log, log, start, start, end, start, limit),
+        (*log[1], *log[1], start, start, end, start, limit),
     )
-    return [Extent(*row) for row in rows]
 
 
 class InChunk(NamedTuple):

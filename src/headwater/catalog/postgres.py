@@ -156,12 +156,15 @@ class PostgresDatabase:
             self._idle.append(pipeline)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        return self._repeated(lambda: self._query(sql, values))
+        return self.query_all([(sql, values)])[0]
 
-    def _query(self, sql: str, values: Sequence[Any]) -> list[Row]:
+    def query_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        return self._repeated(lambda: self._query_all(statements))
+
+    def _query_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         pipeline = self._take()
         try:
-            return pipeline.run([(sql, values)])[0]
+            return pipeline.run(statements)
         finally:
             self._give_back(pipeline)
 

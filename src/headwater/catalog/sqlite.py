@@ -173,6 +173,9 @@ class SqliteDatabase:
         with self._reader() as connection, _translated(self._path):
             return connection.execute(_dialect(sql), tuple(values)).fetchall()
 
+    def query_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        return [self.query(*statement) for statement in statements]
+
     def read(self, work: Callable[[Tx], T]) -> T:
         with self._reader() as connection, _translated(self._path):
             connection.execute("BEGIN")

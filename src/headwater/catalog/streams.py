@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from headwater.catalog import tags, transactions
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, to_row
 from headwater.errors import AlreadyExistsError, ConflictError, InvalidRequestError, NotFoundError, SealedError
@@ -124,13 +124,14 @@ def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     return StreamRow(*rows[0]) if rows else None
 
 
-def find_stream_with_segment(tx: Tx, name: StreamName, number: int) -> tuple[StreamRow, SegmentRow | None] | None:
-    """A stream and one of its segments, in one statement."""
-    rows = tx.run(_WITH_SEGMENT, (number, *name))
-    if not rows:
-        return None
-    width = len(rows[0]) - COLUMNS.count(",") - 1
-    stream, segment = rows[0][:width], rows[0][width:]
+def with_segment(name: StreamName, number: int) -> Statement:
+    """The statement whose row, if there is such a stream, `to_stream_and_segment` takes."""
+    return _WITH_SEGMENT, (number, *name)
+
+
+def to_stream_and_segment(row: Row) -> tuple[StreamRow, SegmentRow | None]:
+    width = len(row) - COLUMNS.count(",") - 1
+    stream, segment = row[:width], row[width:]
     return StreamRow(*stream), to_row(segment) if segment[0] is not None else None
 
 

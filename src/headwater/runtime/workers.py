@@ -93,6 +93,7 @@ class Workers:
             with self._lock:
                 self._idle -= 1
             if task is None:
+                self._queue.put(None)  # for the next one
                 return
             task.run()
             # Or its result would be kept until the next one comes: eight threads had 60 MB of what was read last.
@@ -103,7 +104,6 @@ class Workers:
         with self._lock:
             self._closed = True
             threads = list(self._threads)
-        for _ in threads:
-            self._queue.put(None)
+        self._queue.put(None)
         for thread in threads:
             thread.join(timeout=10)

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from headwater.catalog import extents, flushes, news, segments, streams
 from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
-from headwater.catalog.extents import Extent
+from headwater.catalog.extents import Extent, OpenRange
 from headwater.catalog.flushes import Flush, PartResult
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
+from headwater.model.names import StreamName
 from headwater.runtime.workers import Workers
 from headwater.segments.chunk import ChunkFiles
 from headwater.storage import Storage
@@ -93,6 +94,11 @@ class Engine:
     def last_news(self, stream: int, segment: int) -> str | None:
         """What was heard last of a segment, with the notice of a commit. There may be more in it all the same."""
         return self.changes.heard(news.place(self.store_id, stream, segment)) if self.changes.TELLS_NEWS else None
+
+    def open_range(self, name: StreamName, stream: int, segment: int, start: int, end: int) -> OpenRange | None:
+        """The stream of a name, and, if it is that stream, a segment with the next extents in its own log for numbers [start, end)."""
+        self._check_open()
+        return extents.open_range(self.database, name, stream, segment, start, end, PLAN_EXTENTS)
 
     def plan(self, row: SegmentRow, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
         """The next extents of a segment that hold numbers [start, end)."""

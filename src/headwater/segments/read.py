@@ -200,7 +200,8 @@ def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
 class SegmentCursor:
     """Reads one segment from a number on, up to `end`, or along its tail if `end` is None.
 
-    `columns` are those its batches will be asked for, so that others are not fetched from chunks; None means all.
+    `columns` are those its batches will be asked for, so that others are not fetched from chunks; None means all. `planned` are extents
+    of the segment's own log that were found already, from `start` on.
     """
 
     def __init__(
@@ -212,6 +213,7 @@ class SegmentCursor:
         end: int | None,
         columns: Sequence[str] | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
+        planned: Sequence[Extent] = (),
     ) -> None:
         self._engine = engine
         self._stream = stream
@@ -222,6 +224,7 @@ class SegmentCursor:
         self.number = start
         self.end = end
         self._planned = start
+        self._first = planned if start >= row.base_until else ()
         self._news: str | None = None
         self._waiting: deque[Extent | RowGroups] = deque()
         self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]] | Later[Sequence[Any]]]] = deque()
@@ -301,7 +304,7 @@ class SegmentCursor:
         end = self.end if self.end is not None else 1 << 62
         if self._planned >= end:
             return
-        found = self._engine.plan(self._row, self._planned, end)
+        found, self._first = self._first or self._engine.plan(self._row, self._planned, end), ()
         if not found:
             if self.end is not None:
                 self._explain_gap(None)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 from headwater import Cut, HeadwaterError
-from headwater.runtime.flag import Flag
 from headwater.spark.options import SourceOptions
 
 _HELD_SECONDS = 90.0
@@ -23,14 +22,14 @@ class Hold:
         self._name = f"spark-{uuid.uuid4().hex}"
         self._cut: Cut | None = None
         self._thread: threading.Thread | None = None
-        self._ended = Flag()
+        self._ended = threading.Event()
 
     def __getstate__(self) -> dict[str, Any]:
         # The reader is pickled into tasks too, which hold nothing.
         return {"_options": self._options, "_name": self._name, "_cut": None, "_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ended=Flag())
+        self.__dict__.update(state, _ended=threading.Event())
 
     def move(self, cut: Cut) -> None:
         """The query is here: what lies before it may go."""

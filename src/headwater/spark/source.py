@@ -19,7 +19,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headwater import Cut, InvalidRequestError, SegmentRange, Store, Stream, TruncatedError
-from headwater.model.limits import PREFETCH_BYTES
 from headwater.spark.addresses import patiently
 from headwater.spark.holding import Hold
 from headwater.spark.options import SourceOptions
@@ -33,7 +32,7 @@ _BATCH_ROWS = 65536
 _SMALL_ROWS = 16384
 _SMALL_BYTES = 1024 * 1024
 #: Twice as much as other readers: each batch costs Spark the same, and its workers have the memory.
-_PREFETCH_BYTES = 2 * PREFETCH_BYTES
+_PREFETCH_BYTES = 32 * 1024 * 1024
 
 
 class RangesPartition(InputPartition):
@@ -116,7 +115,7 @@ class RangeReader:
             everything = pa.schema([*everything, *(target.field(name) for name in missing if name in target.names)])
             expression = make_expression(self.condition, everything)
             read_schema = pa.schema([everything.field(name) for name in dict.fromkeys([*wanted, *sorted(missing)])])
-        for batch in part._to_batches(wanted, _PREFETCH_BYTES):
+        for batch in part.to_batches(wanted, prefetch_bytes=_PREFETCH_BYTES):
             if expression is not None:
                 batch = conform(_with_nulls(batch, read_schema), read_schema).filter(expression)
             if batch.num_rows:

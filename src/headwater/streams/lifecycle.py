@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from headwater.catalog import streams
 from headwater.catalog.database import Tx
+from headwater.catalog.extents import Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
@@ -85,12 +86,16 @@ def open_stream(engine: Engine, name: StreamName) -> StreamRef:
     return stream_ref(engine, row)
 
 
-def open_segment(engine: Engine, name: StreamName, number: int) -> tuple[StreamRef, SegmentRow | None]:
-    """A stream and one of its segments, None if that is not there any more."""
-    found = engine.look(streams.find_stream_with_segment, name, number)
+def open_range(
+    engine: Engine, name: StreamName, stream: int, segment: int, start: int, end: int
+) -> tuple[StreamRef, SegmentRow | None, list[Extent]]:
+    """A stream, one of its segments, None if that is not there any more, and the first extents of its own log in a range of numbers."""
+    found = engine.open_range(name, stream, segment, start, end)
     if found is None:
         raise NotFoundError(f"there is no stream {name}")
-    return stream_ref(engine, found[0]), found[1]
+    if found.stream.id != stream:
+        raise another_has_its_name(str(name))
+    return stream_ref(engine, found.stream), found.segment, found.extents
 
 
 def stream_ref(engine: Engine, row: StreamRow) -> StreamRef:
@@ -104,6 +109,10 @@ def current_row(engine: Engine, stream: StreamRef) -> StreamRow:
         return engine.look(streams.get_stream, stream.id)
     except NotFoundError:
         raise deleted(stream) from None
+
+
+def another_has_its_name(name: str) -> NotFoundError:
+    return NotFoundError(f"stream {name} was deleted; another has its name by now")
 
 
 def deleted(stream: StreamRef) -> NotFoundError:
