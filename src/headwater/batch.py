@@ -48,7 +48,7 @@ class SegmentRange:
         engine = self.store._engine
         stream, row, planned = open_range(engine, parse_stream_name(self.stream), self.stream_id, self.segment, self.start, self.end)
         names = check_columns(stream, columns)
-        if row is None or not engine.read(cuts.is_kept, stream, row, self.start, self.end):
+        if row is None or not cuts.is_kept(engine, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
         cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes, planned)
         return _batches(engine, stream, cursor, names)

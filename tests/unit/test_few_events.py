@@ -5,13 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.model.keys import KEY_SPACE
+from headwater.model.keys import KEY_SPACE, hash_key
 from headwater.model.schemas import OPAQUE
-from headwater.segments import routing
 from headwater.segments.block import Chunk, encode, encode_few
 from headwater.segments.lanes import StreamRef, make_chunk
 from headwater.segments.routing import Route
@@ -51,7 +49,7 @@ def test_few_events_go_to_the_same_segments_in_the_same_order(events: list[tuple
 
 
 @given(runs=st.lists(EVENTS, min_size=1, max_size=5), segments=st.integers(2, 7), turn=st.integers(0, 20), with_times=st.booleans())
-def test_chunks_are_joined_before_they_are_spread_and_nothing_changes_by_it(
+def test_events_of_several_chunks_are_spread_in_their_order_with_their_keys_and_times(
     runs: list[list[tuple[bytes, bytes | None]]], segments: int, turn: int, with_times: bool
 ) -> None:
     route = Route(list(range(segments)), [KEY_SPACE * number // segments for number in range(segments)])
@@ -59,11 +57,16 @@ def test_chunks_are_joined_before_they_are_spread_and_nothing_changes_by_it(
         make_chunk(STREAM, [value for value, _ in run], [key for _, key in run], {0: MOMENT} if with_times and number % 2 else {})
         for number, run in enumerate(runs)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        found = []
-        for least in (0, 1, 1000):
-            patch.setattr(routing, "_PIECE_EVENTS", least)
-            spread, which = route.spread(list(chunks), turn)
-            events = [(segment, [event for piece in some for event in contents(piece)]) for segment, some in spread]
-            found.append((events, None if which is None else which.tolist()))
-    assert found[0] == found[1] == found[2]
+    given = [event for chunk in chunks for event in contents(chunk)]
+    spread, which = route.spread(chunks, turn)
+    found = {segment: [event for chunk in some for event in contents(chunk)] for segment, some in spread}
+    wanted: dict[int, list[tuple[Any, Any, Any]]] = {}
+    for event in given:
+        segment = turn % segments if event[1] is None else hash_key(event[1]) * segments // KEY_SPACE
+        wanted.setdefault(segment, []).append(event)
+    assert found == wanted
+    used = [segment for segment, _ in spread]
+    ends = dict.fromkeys(used, 0)
+    for event, place in zip(given, [0] * len(given) if which is None else which.tolist(), strict=True):
+        assert found[used[place]][ends[used[place]]] == event
+        ends[used[place]] += 1

@@ -25,9 +25,10 @@ from headwater.segments.lanes import Lane, Placement, Run, StreamRef
 from headwater.segments.pending import PendingFlush, PendingPart, Session
 from headwater.segments.routing import Router
 
-#: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones.
-_OVERLAP_BYTES_LOCAL = 4 * MIB
-_OVERLAP_BYTES_REMOTE = 1 * MIB
+#: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones. Less will do
+#: while somebody waits, who may not give more until all of it is stored, or where storage is far away.
+_OVERLAP_BYTES = 4 * MIB
+_OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
 
 
@@ -55,6 +56,8 @@ class Flusher:
         self._failures = 0
         self._failure: HeadwaterError | None = None
         self._kicked = False
+        #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
+        self._waiters = 0
         self._closing = False
         #: The thread waits for something to do, and nobody stores in its place.
         self._is_idle = False
@@ -137,14 +140,18 @@ class Flusher:
         with self._mutex:
             failures = self._failures
             self._kicked = True
+            self._waiters += 1
             self._work.notify()
-            while not run.ended:
-                if self._failures > failures:
-                    raise self._copy_of_failure()
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
-                self._news.wait(left)
+            try:
+                while not run.ended:
+                    if self._failures > failures:
+                        raise self._copy_of_failure()
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
+                    self._news.wait(left)
+            finally:
+                self._waiters -= 1
 
     def _store_here(self, run: Run) -> bool:
         """Commit a run of a few events, all that waits, in the thread that waits for it; False if it is not that simple.
@@ -309,7 +316,7 @@ class Flusher:
         if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES):
             return False
         waiting = self._buffered_bytes - sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
-        return waiting >= (_OVERLAP_BYTES_LOCAL if local else _OVERLAP_BYTES_REMOTE)
+        return waiting >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
 
     def _gather(self) -> PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size."""

@@ -278,9 +278,9 @@ def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[in
     return [Range(by_number[item.segment.number], item.start, item.end) for item in found]
 
 
-def is_kept(tx: Tx, stream: StreamRef, row: SegmentRow, start: int, end: int) -> bool:
+def is_kept(engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int) -> bool:
     """Whether numbers [start, end) of a segment are readable, or kept by a tag."""
-    return _is_kept(row, start, end, tags.get_pins(tx, stream.id) if row.dropped or start < row.head else {})
+    return _is_kept(row, start, end, engine.look(tags.get_pins, stream.id) if row.dropped or start < row.head else {})
 
 
 def _is_kept(row: SegmentRow, start: int, end: int, pins: tags.Pins) -> bool:
