@@ -22,8 +22,7 @@ class ByteWriter(LaneWriter):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Give bytes to be stored; returns how many. Blocks while this process has as much waiting as it may."""
-        if self._is_closed:
-            raise InvalidRequestError("this writer is closed")
+        self._check_open()
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidRequestError(f"a byte stream takes bytes, not {type(data).__name__}")
         content = bytes(data)
@@ -31,8 +30,7 @@ class ByteWriter(LaneWriter):
             piece = content if len(content) <= _PIECE_BYTES else content[start : start + _PIECE_BYTES]
             self._flusher.wait_for_room()
             with self._lane.lock:
-                if self._lane.error is not None:
-                    raise self._lane.error
+                self._check_open()
                 run, _ = self._lane.put(piece)
                 run.size += len(piece)
                 if run.size >= RUN_BYTES:

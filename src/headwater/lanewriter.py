@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Self
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import Lane, StreamRef
 
@@ -18,6 +18,11 @@ class LaneWriter:
         self._stream = stream
         self._lane = lane
         self._is_closed = False
+
+    @property
+    def is_ours(self) -> bool:
+        """False after an error that ended it, as in a forked child, where a named writer is still the parent's."""
+        return self._lane.error is None
 
     def flush(self) -> None:
         """Return when everything given so far is durable; raise what went wrong.
@@ -35,10 +40,24 @@ class LaneWriter:
                 raise run.error
 
     def close(self) -> None:
-        """Flush, then end. Closing again does nothing."""
+        """Take no more, and flush. Closing again does nothing; after UnavailableError the writer is open, and closing it tries again."""
         if not self._is_closed:
-            self.flush()
-            self._is_closed = True
+            with self._lane.lock:
+                # Before the flush: what another thread gives from here on is refused, and what it gave before is in the last run.
+                self._is_closed = True
+            try:
+                self.flush()
+            except BaseException as error:
+                # What another try can't mend ends the writer: nobody is told of it twice.
+                self._is_closed = isinstance(error, HeadwaterError) and not isinstance(error, UnavailableError)
+                raise
+
+    def _check_open(self) -> None:
+        """Refuse to take more. For one who holds the lane's lock, so that no `close` comes in between."""
+        if self._is_closed:
+            raise InvalidRequestError("this writer is closed")
+        if self._lane.error is not None:
+            raise self._lane.error
 
     def abandon(self) -> None:
         """Mark as closed without a flush: its store was closed, or the last flush failed for good."""

@@ -540,7 +540,9 @@ class Store:
     def _after_fork(self) -> None:
         self._engine.after_fork()
         self._flusher.after_fork()
-        # The parent's readers are the parent's: closing them here would fence them there. Its heart's thread did not come along.
+        # The parent's readers are the parent's: closing them here would fence them there. Its heart's thread did not come along. Its named
+        # writers say so when they are used; a child that does nothing with them need not hear of it at its exit.
+        self._writers = weakref.WeakSet(writer for writer in self._writers if writer.is_ours)
         self._readers = weakref.WeakSet()
         self._heart = Heart()
         self._begin_upkeep()

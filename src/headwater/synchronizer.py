@@ -79,13 +79,17 @@ class Revisioned:
 
     def read(self, after: int | None = None) -> Iterator[tuple[Revision, bytes]]:
         """(revision, value) of every value behind `after`, to now. TruncatedError if some were truncated."""
+        return self.begin_reading(after)[1]
+
+    def begin_reading(self, after: int | None = None) -> tuple[int, Iterator[tuple[Revision, bytes]]]:
+        """The revision that `read` begins behind, and what it gives."""
         row = reading.get_single_segment(self._engine, self._ref)
         start = int(after) if after is not None else row.head
         if start < row.head:
             raise TruncatedError(f"what lies behind revision {start} of {self.name} was truncated", cuts.head(self._engine, self._ref))
         if start > row.tail:
             raise InvalidRequestError(f"{self.name} is at revision {row.tail}; there is no revision {start}")
-        return self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
+        return start, self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
 
     def _values(self, cursor: SegmentCursor) -> Iterator[tuple[Revision, bytes]]:
         while not cursor.is_done and (batch := cursor.next_batch()) is not None:
@@ -122,37 +126,60 @@ class Synchronizer(Generic[S, U]):
 
     @property
     def state(self) -> S:
-        """The state as of the last `fetch` or `update` of this process."""
-        return self._state
+        """The state as of the last `fetch` or `update` of this process. A copy, the caller's own."""
+        return _copied(self._state)
 
     @property
     def revision(self) -> Revision:
         return self._revision
 
     def fetch(self) -> S:
-        """Apply what others appended since; returns the state. A state that was returned before is not changed by it."""
+        """Apply what others appended since; returns the state. TruncatedError if the stream was truncated by other means than `compact`."""
         with self._lock:
-            while True:
-                try:
-                    self._state, self._revision = self._replay(self._state, self._revision)
-                    return self._state
-                except TruncatedError:
-                    # Others compacted: what is left begins with the whole state.
-                    self._state, self._revision = _json_copy(self._initial, "the initial state"), Revision.START
+            self._fetch()
+            return _copied(self._state)
 
-    def _replay(self, state: S, revision: Revision) -> tuple[S, Revision]:
+    def _fetch(self) -> None:
+        while True:
+            try:
+                found = self._replay(self._state, self._revision)
+            except TruncatedError:
+                # Others compacted: what is left begins with the whole state.
+                self._state, self._revision = _json_copy(self._initial, "the initial state"), Revision.START
+                continue
+            if found is None:
+                raise TruncatedError(f"the history of {self.name} was truncated, and not by compact(): its state can't be known")
+            self._state, self._revision = found
+            return
+
+    def _replay(self, state: S, revision: Revision) -> tuple[S, Revision] | None:
+        """The state with what was appended behind a revision; None if what would tell it is gone."""
         is_ours = False
-        for found, value in self._log.read(after=revision if revision else None):
+        start, values = self._log.begin_reading(revision if revision else None)
+        is_whole = revision > 0 or start == 0
+        for found, value in values:
             revision = found
-            record = json.loads(value)
+            record = self._record(value)
+            is_whole = is_whole or "state" in record
+            if not is_whole:
+                break
             if "state" in record:
                 state, is_ours = record["state"], True
                 continue
             if not is_ours:
-                state, is_ours = _json_copy(state, "the state"), True
+                state, is_ours = _copied(state), True
             for update in record["updates"]:
                 state = self._apply(state, update)
-        return state, revision
+        return (state, revision) if is_whole else None
+
+    def _record(self, value: bytes) -> dict[str, Any]:
+        try:
+            record = json.loads(value)
+            if isinstance(record, dict) and ("state" in record or isinstance(record.get("updates"), list)):
+                return record
+        except ValueError:
+            pass
+        raise InvalidRequestError(f"{self.name} holds a value that no synchronizer wrote: {value[:80]!r}")
 
     def update(self, decide: Callable[[S], Sequence[U]]) -> S:
         """Append the updates that `decide(state)` returns, if the state is still what it saw; else fetch and decide again.
@@ -161,22 +188,22 @@ class Synchronizer(Generic[S, U]):
         """
         while True:
             with self._lock:
-                state = self.fetch()
-                value = _dumped(decide(_json_copy(state, "the state")))
+                self._fetch()
+                value = _dumped(decide(_copied(self._state)))
                 updates = json.loads(value)["updates"]
                 if not updates:
-                    return state
+                    return _copied(self._state)
                 after = self._try(updates)
                 try:
                     revision = self._log.append(value, expected=self._revision)
                 except ConditionFailedError:
                     continue
                 self._state, self._revision = after, revision
-                return after
+                return _copied(after)
 
     def _try(self, updates: Sequence[U]) -> S:
         """The state with these updates. Tried here first: what can't be applied, or be stored afterwards, must not reach the others."""
-        after: S = _json_copy(self._state, "the state")
+        after: S = _copied(self._state)
         for update in updates:
             after = self._apply(after, update)
         if _json_copy(after, "the state") != after:
@@ -187,14 +214,14 @@ class Synchronizer(Generic[S, U]):
         """Replace the history by the present state, so that those who join later need not read it all."""
         while True:
             with self._lock:
-                self.fetch()
+                self._fetch()
                 at = self._revision
                 try:
                     self._log.append(json.dumps({"state": self._state}).encode(), expected=at)
                 except ConditionFailedError:
                     continue
                 self._log.truncate(at)
-                self.fetch()
+                self._fetch()
                 return
 
     def stage(self, store_id: str, updates: Sequence[U]) -> tuple[StreamRef, Append, int]:
@@ -222,6 +249,11 @@ def _json_copy(value: Any, what: str) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"{what} is a JSON value: {error}") from error
+
+
+def _copied(state: S) -> S:
+    """One's own copy of a state, which is a JSON value already."""
+    return state if isinstance(state, str | int | float | bool | None) else json.loads(json.dumps(state))
 
 
 def _checked(value: bytes | str) -> bytes:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from headwater.catalog import tables
 from headwater.catalog.flushes import Append
 from headwater.catalog.tables import ABSENT, EntryChange
-from headwater.errors import InvalidRequestError
+from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.block import Chunk, encode
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Columns, SegmentCursor
-from headwater.streams import reading
+from headwater.streams import cuts, reading
 
 #: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
 TABLE_SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 _PAGE = 500
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -49,7 +50,7 @@ class Table:
         return f"<Table {self._ref.name}>"
 
     def __len__(self) -> int:
-        return self._engine.read(tables.count_entries, self._ref.id)
+        return self._engine.read(tables.count_entries, self._ref.id) or self._nothing(0)
 
     @property
     def name(self) -> str:
@@ -79,7 +80,12 @@ class Table:
         """The key's entry, None if it has none."""
         check_entry(key, b"", None)
         found = self._engine.look(tables.find_entry, self._ref.id, key)
-        return Entry(found[1], found[0]) if found is not None else None
+        return Entry(found[1], found[0]) if found is not None else self._nothing(None)
+
+    def _nothing(self, answer: T) -> T:
+        """The answer of a table without such entries. NotFoundError if there is no such table any more."""
+        reading.get_single_segment(self._engine, self._ref)
+        return answer
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
         """The entries whose key begins with `prefix`, in the order of the keys' bytes. Each page is a look of its own."""
@@ -93,16 +99,26 @@ class Table:
             for key, version, value in rows:
                 yield key, Entry(value, version)
             after = rows[-1][0]
+        if after is None:
+            self._nothing(None)
 
     def changes(self, after: int | None = None, *, follow: bool = False) -> Iterator[TableChange]:
-        """Every change in order, from the first one or from behind version `after`, to now; with `follow`, for ever."""
+        """Every change in order, from the first one or from behind version `after`, to now; with `follow`, for ever.
+
+        TruncatedError if changes behind `after` were truncated.
+        """
         if after is not None and (isinstance(after, bool) or not isinstance(after, int) or after < 0):
             raise InvalidRequestError(f"after is a version, not {after!r}")
-        return self._changes(after or 0, follow)
+        return self._changes(after, follow)
 
-    def _changes(self, start: int, follow: bool) -> Iterator[TableChange]:
+    def _changes(self, after: int | None, follow: bool) -> Iterator[TableChange]:
         row = reading.get_single_segment(self._engine, self._ref)
-        cursor = SegmentCursor(self._engine, self._ref, row, max(start, row.head), None if follow else row.tail)
+        start = row.head if after is None else after
+        if start < row.head:
+            raise TruncatedError(f"changes of {self.name} behind version {start} were truncated", cuts.head(self._engine, self._ref))
+        if start > row.tail:
+            raise InvalidRequestError(f"{self.name} is at version {row.tail}; there is no version {start}")
+        cursor = SegmentCursor(self._engine, self._ref, row, start, None if follow else row.tail)
         columns = Columns(["key", "value"])
         while True:
             seen = self._engine.changes.version()

@@ -184,15 +184,12 @@ class Writer(LaneWriter):
         return self._write_slowly(*self._check(value, key, time), time, number)
 
     def _write_slowly(self, value: Any, key: bytes | None, size: int, time: datetime | None, number: int | None) -> Ack:
-        if self._is_closed:
-            raise InvalidRequestError("this writer is closed")
         if number is not None and not self._named:
             raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
         self._flusher.wait_for_room()
         lane = self._lane
         with lane.lock:
-            if lane.error is not None:
-                raise lane.error
+            self._check_open()
             number = self._next_number(number)
             if number is not None and number <= lane.given_number:
                 return _ack(lane.last_run, None)
@@ -216,8 +213,7 @@ class Writer(LaneWriter):
 
         `key` names the column with the routing keys; a column `_time` is event time. A named writer's batch has one number as a whole.
         """
-        if self._is_closed:
-            raise InvalidRequestError("this writer is closed")
+        self._check_open()
         if number is not None and not self._named:
             raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
         chunk = batch_chunk(batch, key, self._stream)
@@ -233,8 +229,7 @@ class Writer(LaneWriter):
         self._flusher.wait_for_room()
         lane = self._lane
         with lane.lock:
-            if lane.error is not None:
-                raise lane.error
+            self._check_open()
             given = self._next_number(number)
             if given is not None and given <= lane.given_number:
                 return _ack(lane.last_run, None)
@@ -252,8 +247,7 @@ class Writer(LaneWriter):
             piece = chunk.slice(start, min(start + rows, chunk.count))
             self._flusher.wait_for_room()
             with self._lane.lock:
-                if self._lane.error is not None:
-                    raise self._lane.error
+                self._check_open()
                 runs.append(self._lane.add_chunk(piece, size * piece.count // chunk.count))
         return _batch_ack(runs[-1], lambda: self._ranges(runs))
 

@@ -1013,3 +1013,50 @@ def test_reading_event_by_event_does_not_ask_the_catalog_each_time(store: hw.Sto
         seconds = time.monotonic() - began
         monkeypatch.undo()
     assert calls < 60 + 20 * seconds
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+def test_events_truncated_before_they_were_read_are_told_also_when_nothing_follows_them(store: hw.Store, sealed: bool) -> None:
+    stream = store.create_stream(IN, scaling=hw.Scaling.fixed(2))
+    write_keys(store, IN, range(2))
+    if sealed:
+        stream.seal()
+    group = store.reader_group("group", [IN])
+    with group.reader("r", commit="manual") as reader:
+        first = reader.read(timeout=WAIT_SECONDS)
+        assert first is not None
+        stream.truncate(stream.tail())
+        with pytest.raises(hw.TruncatedError) as found:
+            for _ in range(len(KEYS) * 2 + 50):
+                reader.read(timeout=0.2)
+        assert found.value.head == stream.head()
+        # Until the group is reset.
+        with pytest.raises(hw.TruncatedError):
+            reader.read(timeout=0)
+        group.reset(stream.head())
+        if not sealed:
+            write(store, IN, "more", key="k")
+            assert take(reader, 1) == ["more"]
+
+
+def test_a_bounded_group_that_has_read_all_of_it_does_not_mind_what_is_truncated_behind_its_end(store: hw.Store) -> None:
+    stream = store.create_stream(IN)
+    write(store, IN, "1", "2")
+    group = store.reader_group("group", [IN], end="tail")
+    write(store, IN, "3")
+    with group.reader("r", commit="manual") as reader:
+        assert take(reader, 2) == ["1", "2"]
+        stream.truncate(stream.tail())
+        time.sleep(0.6)
+        assert reader.read(timeout=1.5) is None
+        reader.commit()
+        assert list(reader) == []
+
+
+def test_a_deleted_group_says_so_whatever_it_is_asked(store: hw.Store) -> None:
+    store.create_stream(IN)
+    group = store.reader_group("group", [IN])
+    group.delete()
+    for ask in (group.lag, group.assignments, group.readers, group.time_window, group.positions, group.held_segments):
+        with pytest.raises(hw.NotFoundError):
+            ask()

@@ -296,3 +296,17 @@ def test_a_group_that_is_behind_is_told_that_its_events_are_gone(store: hw.Store
     with store.reader_group("g").reader("r", commit="manual") as reader, pytest.raises(hw.TruncatedError):
         for _ in range(3):
             reader.read(timeout=1)
+
+
+@on_sqlite
+def test_an_age_beyond_the_calendar_keeps_everything_and_stops_nobody_elses_upkeep(store: hw.Store) -> None:
+    for number, policy in enumerate(
+        (hw.Retention.by_time(timedelta(days=1_000_000)), hw.Retention.by_consumption(["none"], max_age=timedelta(days=999_999_999)))
+    ):
+        write(store.create_stream(f"r/old{number}", retention=policy), range(3))
+    other = store.create_stream("r/other", retention=hw.Retention.by_time(timedelta(microseconds=1)))
+    write(other, range(3))
+    report = store.run_upkeep()
+    assert not [problem for problem in report.problems if "reader group" not in problem]
+    assert numbers(store.stream("r/old0")) == numbers(store.stream("r/old1")) == [0, 1, 2]
+    assert numbers(other) == [] and store.stream("r/old0").chunks()

@@ -344,3 +344,38 @@ def test_of_two_ingesters_only_one_takes_the_next_step(store: hw.Store, place: P
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(ingest, range(4))) == 20
     assert [event.value for event in store.stream("app/events").read()] == [b"%d" % number for number in range(20)]
+
+
+def test_what_a_caller_does_with_a_state_it_was_given_stays_its_own(store: hw.Store, place: Place) -> None:
+    state = mapping(store)
+    state.update(lambda _: [["a", {"deep": 1}]])
+    for given in (state.state, state.fetch(), state.update(lambda _: []), state.update(lambda _: [["b", 2]])):
+        given["mine"] = True
+        given["a"]["deep"] = 3
+    wanted = {"a": {"deep": 1}, "b": 2}
+    assert state.state == wanted
+    state.compact()
+    with place.open() as other:
+        assert mapping(other).fetch() == state.fetch() == wanted
+
+
+def test_a_history_truncated_by_other_means_is_told_and_not_taken_for_a_new_beginning(store: hw.Store, place: Place) -> None:
+    known = counter(store)
+    known.update(lambda _: [1])
+    known.update(lambda _: [2])
+    stream = store.stream(STATE)
+    for number in (1, 2):
+        stream.truncate(hw.Cut(store.id, {STATE: stream.head().streams[STATE]._replace(segments={0: number})}))
+        with place.open() as other, pytest.raises(hw.TruncatedError, match="not by compact"):
+            counter(other)
+    # One who knows the state as of the truncation can make it known again.
+    known.compact()
+    assert counter(store).fetch() == 3
+
+
+def test_a_value_that_no_synchronizer_wrote_is_told(store: hw.Store) -> None:
+    for value in (b"no JSON", b"[1]", b'{"updates": 3}'):
+        log = store.revisioned(f"app/foreign{len(value)}")
+        log.append(value)
+        with pytest.raises(hw.InvalidRequestError, match="no synchronizer wrote"):
+            store.synchronizer(log.name, initial=0, apply=lambda state, update: state + update).fetch()

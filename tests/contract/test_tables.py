@@ -288,3 +288,36 @@ def test_a_sealed_or_deleted_table_says_so(store: hw.Store, table: hw.Table) -> 
         table.put("k", b"2")
     fresh = store.table(NAME)
     assert list(fresh.items()) == [] and fresh.put("k", b"new") == 1
+
+
+def test_changes_that_were_truncated_are_told_to_one_who_asks_for_them(store: hw.Store, table: hw.Table) -> None:
+    for number in range(4):
+        table.put("k", b"%d" % number)
+    stream = store.stream(NAME)
+    stream.truncate(hw.Cut(store.id, {NAME: stream.head().streams[NAME]._replace(segments={0: 2})}))
+    for after in (0, 1):
+        with pytest.raises(hw.TruncatedError) as found:
+            list(table.changes(after=after))
+        assert found.value.head == stream.head()
+    assert [change.version for change in table.changes()] == [change.version for change in table.changes(after=2)] == [3, 4]
+    assert list(table.changes(after=4)) == []
+    with pytest.raises(hw.InvalidRequestError, match="there is no version 5"):
+        list(table.changes(after=5))
+    assert table.get("k") == hw.Entry(b"3", 4)
+
+
+def test_a_deleted_table_says_so_whatever_it_is_asked(store: hw.Store, table: hw.Table) -> None:
+    table.put("k", b"1")
+    store.stream(NAME).seal()
+    store.delete_stream(NAME)
+    for ask in (lambda: table.get("k"), lambda: list(table.items()), lambda: len(table), lambda: list(table.changes())):
+        with pytest.raises(hw.NotFoundError):
+            ask()
+
+
+def test_a_table_is_not_forked_or_scaled(store: hw.Store, table: hw.Table) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="can't be forked"):
+        store.stream(NAME).fork("shop/copy")
+    with pytest.raises(hw.InvalidRequestError, match="one segment"):
+        store.stream(NAME).update(scaling=hw.Scaling.fixed(2))
+    store.stream(NAME).update(scaling=hw.Scaling.fixed(1))

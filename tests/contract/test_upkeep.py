@@ -21,7 +21,7 @@ from headwater.catalog.sqlite import SqliteDatabase
 from headwater.check import check_store
 from headwater.runtime import failpoints
 from headwater.segments import tiering
-from headwater.streams import upkeep
+from headwater.streams import retention, upkeep
 from tests.crash.processes import Place, wait_until
 
 #: What upkeep's own transactions may take, with room for a busy machine; the goal is 20 ms, the benchmark of a quiet one.
@@ -478,3 +478,17 @@ def test_no_transaction_of_upkeep_holds_the_lock_for_long(tmp_path: Path, monkey
         longest["garbage"] = held.longest()
         print({what: f"{seconds * 1000:.1f} ms in {name}" for what, (seconds, name) in longest.items()})
         assert max(longest.values())[0] < LONGEST_SECONDS, longest
+
+
+@on_sqlite
+def test_a_fault_in_one_duty_does_not_keep_upkeep_from_the_others(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = store.create_stream("u/events")
+    write(stream, 5)
+
+    def fail(*_: Any) -> int:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(retention, "retain", fail)
+    report = store.run_upkeep()
+    assert report.problems == ("retention: ValueError('a fault of ours')",)
+    assert stream.chunks() and values(stream) == numbered(5)

@@ -961,3 +961,47 @@ def test_a_ctrl_c_before_the_first_event_of_a_run_is_no_event(local_store: hw.St
                 writer.flush()
             writer.write(str(number)).result(WAIT_SECONDS)
     assert values(stream) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_what_threads_gave_before_a_close_is_stored_when_it_returns_and_the_rest_is_refused(local_store: hw.Store, attempt: int) -> None:
+    stream = local_store.create_stream("a/closing")
+    writer = stream.writer()
+    given, refused = [0] * 6, []
+
+    def write(index: int) -> None:
+        try:
+            while True:
+                # Every other thread with text, which is not put into an open run as it is.
+                writer.write(b"%d.%d" % (index, given[index]) if index % 2 else f"{index}.{given[index]}")
+                given[index] += 1
+        except hw.InvalidRequestError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=write, args=(index,)) for index in range(len(given))]
+    for thread in threads:
+        thread.start()
+    while sum(given) < 5000:
+        time.sleep(0.001)
+    writer.close()
+    stored = sum(segment.events for segment in stream.segments())
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert refused == ["this writer is closed"] * len(given)
+    # One event of each thread may be on its way into a run that was open when the close began.
+    assert stored <= sum(given) <= stored + len(given)
+    local_store._flusher.close()
+    assert sorted(values(stream)) == sorted(b"%d.%d" % (index, number) for index in range(len(given)) for number in range(given[index]))
+
+
+def test_an_error_that_ended_a_writer_is_told_by_its_close_and_not_again_by_the_stores(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store") as store:
+        stream = store.create_stream("a/sealed")
+        writer = stream.writer()
+        writer.write(b"1").result()
+        stream.seal()
+        with pytest.raises(hw.SealedError):
+            writer.write(b"2").result()
+        with pytest.raises(hw.SealedError):
+            writer.close()
+        writer.close()

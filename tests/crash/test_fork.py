@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import psutil
@@ -122,3 +124,23 @@ def _fork_with_a_named_writer(channel: object, place: Place) -> None:
     writer.flush()
     store.close()
     channel.send((errors, "ok"))  # type: ignore[attr-defined]
+
+
+def test_a_child_that_does_nothing_with_a_named_writer_ends_without_a_word(place: Place) -> None:
+    program = """
+import os, sys
+import headwater as hw
+store = hw.open(sys.argv[1], catalog=sys.argv[2] or None)
+writer = store.create_stream("fork/quiet").writer("name")
+writer.write(b"1").result()
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+writer.write(b"2")
+writer.close()
+assert [event.value for event in store.stream("fork/quiet").read()] == [b"1", b"2"]
+store.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program, place.url, place.catalog or ""], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

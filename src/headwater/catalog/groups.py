@@ -7,7 +7,7 @@ successor joins it only when the committed position of every predecessor is its 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,6 +84,10 @@ def _place(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
 def find_group(tx: Tx, name: str) -> GroupRow | None:
     rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE name = ?", (name,))
     return _group(tx, rows[0]) if rows else None
+
+
+def is_there(tx: Tx, group: int) -> bool:
+    return bool(tx.run("SELECT 1 FROM reader_group WHERE id = ?", (group,)))
 
 
 def _group(tx: Tx, row: tuple[int, str, int, int, str | None]) -> GroupRow:
@@ -192,7 +196,7 @@ def report(tx: Tx, group: int, reader: str, generation: int, dead_after_us: int)
 
 
 class News(NamedTuple):
-    """What a look at a group tells a reader: whether it should report, where its segments end, and which of them are gone."""
+    """What a look at a group tells a reader: whether it should report, where its segments end, and which lost events it has not read."""
 
     is_there: bool
     ends: dict[tuple[int, int], int]
@@ -200,11 +204,12 @@ class News(NamedTuple):
 
 
 def look(
-    tx: Tx, group: int, reader: str, generation: int, dead_after_us: int, known: tuple[int, int, int], held: Sequence[tuple[int, int]]
+    tx: Tx, group: int, reader: str, generation: int, dead_after_us: int, known: tuple[int, int, int], held: Mapping[tuple[int, int], int]
 ) -> News:
     """Whether a report would tell or change anything, without changing anything: most of the time it would not.
 
-    `known` is (the group's generation, checkpoint, surplus) as of the last report, `held` the segments the reader has.
+    `known` is (the group's generation, checkpoint, surplus) as of the last report, `held` the segments the reader has, with
+    the number it reads next.
     """
     rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE id = ?", (group,))
     if not rows or not _holds(tx, group, reader, generation) or _list_dead(tx, group, dead_after_us):
@@ -220,8 +225,8 @@ def look(
     for stream, before, after, present in _moves(tx, row, frontier):
         is_there = is_there or before != after
         stops = (row.ends or {}).get(stream, {})
-        for key in held:
-            if key[0] == stream and key[1] not in present:
+        for key, number in held.items():
+            if key[0] == stream and (key[1] not in present or number < min(present[key[1]].head, stops.get(key[1], 1 << 62))):
                 gone.append(key)
             elif key[0] == stream and (key[1] in stops or not present[key[1]].is_open):
                 ends[key] = stops.get(key[1], present[key[1]].tail)

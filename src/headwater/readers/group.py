@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from headwater.catalog import extents, groups, segments, watermarks
 from headwater.catalog.database import Tx
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from headwater.store import Store
 
 _DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Lag(NamedTuple):
@@ -96,7 +99,7 @@ class ReaderGroup:
 
     def positions(self) -> Cut:
         """The group's committed positions."""
-        return self._cut(self._engine.read(_positions, self._row.id))
+        return self._cut(self._read(_positions, self._row.id))
 
     def _cut(self, positions: dict[int, dict[int, int]]) -> Cut:
         if not positions:
@@ -131,29 +134,28 @@ class ReaderGroup:
 
     def lag(self) -> Lag:
         """How far the committed positions are behind the tails (of a bounded group: behind its end)."""
-        return Lag(*self._engine.read(_lag, self._row))
+        return Lag(*self._read(_lag, self._row))
 
     def time_window(self) -> TimeWindow:
         """Between which event times the group is, by what writers noted: all events still to come are not older than `lower`, all that
         were committed not newer than `upper`. None where nothing is known."""
-        bounds = self._engine.read(_time_window, self._row)
+        bounds = self._read(_time_window, self._row)
         lower, upper = (clock.to_datetime(bound) if bound is not None else None for bound in bounds)
         return TimeWindow(lower, upper)
 
     def assignments(self) -> dict[str, list[Segment]]:
         """Who reads what, by reader; the segments that nobody holds are under the empty name."""
-        frontier, rows = self._engine.read(_frontier_rows, self._row)
+        frontier, rows = self._read(_frontier_rows, self._row)
         found: dict[str, list[Segment]] = {}
         for item in frontier:
             row = rows.get((item.stream, item.segment))
             if row is not None and not item.done:
                 found.setdefault(item.reader or "", []).append(_segment(row))
-        readers = [reader for reader, seen_at in self._engine.read(groups.list_readers, self._row.id) if seen_at]
-        return {reader: found.get(reader, []) for reader in readers} | ({"": found[""]} if "" in found else {})
+        return {reader: found.get(reader, []) for reader in self.readers()} | ({"": found[""]} if "" in found else {})
 
     def held_segments(self) -> list[HeldSegment]:
         """The segments the group is at: who holds each and since when, and the committed position."""
-        frontier, rows = self._engine.read(_frontier_rows, self._row)
+        frontier, rows = self._read(_frontier_rows, self._row)
         return [
             HeldSegment(
                 item.reader,
@@ -168,7 +170,17 @@ class ReaderGroup:
 
     def readers(self) -> list[str]:
         """The readers that are there now."""
-        return [reader for reader, seen_at in self._engine.read(groups.list_readers, self._row.id) if seen_at]
+        return [reader for reader, seen_at in self._read(groups.list_readers, self._row.id) if seen_at]
+
+    def _read(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a catalog function over one look, in which the group is there. NotFoundError if it was deleted."""
+
+        def both(tx: Tx) -> T:
+            if not groups.is_there(tx, self._row.id):
+                raise NotFoundError(f"the reader group {self.name} was deleted")
+            return look(tx, *args, **kwargs)
+
+        return self._engine.read(both)
 
     def remove_reader(self, id: str) -> None:
         """Let a reader go: it is fenced, and its segments are read on from their committed positions."""

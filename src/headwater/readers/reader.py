@@ -234,10 +234,12 @@ class Reader:
         if not self._must_report and time.monotonic() - self._seen < READER_SECONDS / 2:
             self._looked = time.monotonic()
             known = (self._group_generation, self._checkpoint, self._surplus)
-            news = self._engine.read(groups.look, self._group.id, self._id, self._generation, _DEAD_AFTER_US, known, list(self._held))
+            held = {key: held.cursor.number for key, held in self._held.items()}
+            news = self._engine.read(groups.look, self._group.id, self._id, self._generation, _DEAD_AFTER_US, known, held)
             for key in news.gone:
-                # Nobody knows whether all of it was read: going on quietly might skip events.
-                raise self._truncated(key, f"segment {key[1]} of {self._refs[key[0]].name} was truncated away")
+                # Going on quietly would skip events. Looked at again by the next read, which raises this again.
+                self._looked = 0.0
+                raise self._truncated(key, f"some of segment {key[1]} of {self._refs[key[0]].name} was truncated before it was read")
             if not self._commit_at_ends(news.ends) and not news.is_there:
                 return
         self._report()

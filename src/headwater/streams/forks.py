@@ -20,6 +20,8 @@ def fork(engine: Engine, stream: StreamRef, new_name: str, at: Place) -> StreamR
     It has none of its parent's writers, groups or transactions, and keeps what it needs when the parent is truncated or deleted.
     """
     name = parse_stream_name(new_name)
+    if stream.kind == "table":
+        raise InvalidRequestError(f"{stream.name} is a table: it can't be forked, since its entries are no part of its stream of changes")
     place = cuts.fix(engine, stream, at if at is not None else "tail")
 
     def work(tx: Tx) -> streams.StreamRow:

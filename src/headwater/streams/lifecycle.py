@@ -131,7 +131,7 @@ def update_stream(
     """Change what is given. A new schema must be able to read every event written with the present one."""
     check_policies(scaling, retention)
     row = current_row(engine, stream)
-    if scaling is not None and scaling.kind != "fixed" and row.kind != "events":
+    if scaling is not None and scaling != Scaling.fixed(1) and row.kind != "events":
         raise InvalidRequestError(f"{stream.name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
     new_schema = None
     if schema is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headwater.catalog import groups, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import NotFoundError, TruncatedError
+from headwater.errors import FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
 from headwater.model.cuts import Cut, Span, first_spans, is_before, last_spans
 from headwater.model.policies import Retention
 from headwater.runtime import clock
@@ -44,6 +44,10 @@ def retain(engine: Engine, now_us: int, note: Callable[[str], None]) -> int:
             truncated += bool(found)
         except (NotFoundError, TruncatedError):
             continue  # Deleted, or truncated by someone else meanwhile.
+        except (FencedError, UnavailableError):
+            raise
+        except HeadwaterError as error:
+            note(f"retention of {row.full_name}: {error}")  # The others' goes on.
     return truncated
 
 
@@ -53,7 +57,7 @@ def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, not
         consumed = _consumed(engine, stream, policy.groups, note)
         if consumed is not None:
             yield consumed
-    if policy.seconds is not None:
+    if policy.seconds is not None and policy.seconds * 1_000_000 < now_us:
         yield cuts.at_time(engine, stream, clock.to_datetime(now_us) - timedelta(seconds=policy.seconds))
     if policy.bytes is not None:
         oversized = engine.read(_oversized, stream, policy.bytes)

@@ -265,6 +265,10 @@ class Upkeep:
                 raise
             except HeadwaterError as error:
                 self._note(report, f"{name}: {error}")
+            except Exception as error:
+                # A fault of ours in one duty must not keep the store from the others: one policy stopped all tiering once.
+                log.exception("upkeep: %s", name)
+                report.problems += (f"{name}: {error!r}",)
         report.seconds = time.monotonic() - began
         self.totals.add(report)
         return report
