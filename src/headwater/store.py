@@ -253,9 +253,12 @@ class Store:
         """Full names, in order, of all streams, or of those in a scope or with a label."""
         return self._engine.read(streams.list_streams, scope, label)
 
-    def delete_stream(self, name: str) -> None:
-        """Delete a sealed stream with all its data. The name may be used again, for another stream."""
-        lifecycle.delete_stream(self._engine, parse_stream_name(name))
+    def delete_stream(self, name: str, *, seal: bool = False) -> None:
+        """Delete a sealed stream with all its data. The name may be used again, for another stream.
+
+        `seal` seals an open one in the same step: if the deletion is refused, because a tag keeps the stream, nothing changes.
+        """
+        lifecycle.delete_stream(self._engine, parse_stream_name(name), seal=seal)
         self._router.forget_name(name)
         truncation.free_rows(self._engine)
 

@@ -269,6 +269,18 @@ def test_only_a_sealed_stream_can_be_deleted(store: hw.Store, stream: hw.Stream)
     assert store.streams() == []
 
 
+def test_a_stream_is_sealed_and_deleted_in_one_step_or_left_as_it_was(store: hw.Store, stream: hw.Stream) -> None:
+    write(stream, "one")
+    store.tag("keep", stream.tail())
+    with pytest.raises(hw.ConflictError, match="kept by the tags keep"):
+        store.delete_stream("a/x", seal=True)
+    write(stream, "two")
+    assert values(stream) == ["one", "two"] and not stream.is_sealed
+    store.untag("keep")
+    store.delete_stream("a/x", seal=True)
+    assert store.streams() == []
+
+
 def test_a_stream_made_again_is_another_one(store: hw.Store, stream: hw.Stream) -> None:
     write(stream, "old one", "old two")
     old_cut, old_ranges, old_writer = stream.tail(), stream.ranges(), stream.writer()

@@ -271,6 +271,16 @@ def test_a_stream_is_sealed_before_it_is_deleted(run: Run) -> None:
     assert run("list").stdout == ""
 
 
+def test_a_stream_whose_deletion_is_refused_is_not_sealed(run: Run, url: str) -> None:
+    run("create", "a/b")
+    run("write", "a/b", input="one\n")
+    with hw.open(url) as store:
+        store.tag("keep", store.cut("a/b"))
+    assert "kept by the tags keep" in run("delete", "a/b", "--seal", "--yes", code=1).stderr
+    run("write", "a/b", input="two\n")
+    assert run("read", "a/b").stdout == "one\ntwo\n"
+
+
 def test_a_stream_is_made_with_a_retention(run: Run, url: str) -> None:
     run("create", "a/days", "--keep-days", "7")
     run("create", "a/bytes", "--keep-bytes", "1000")

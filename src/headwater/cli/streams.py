@@ -166,9 +166,7 @@ def delete_command(target: Target, name: str, seal: bool, yes: bool) -> None:
         stream = store.stream(name)
         events = stream_contents(stream).events
         confirm(f"Delete {name} with all its data ({_counted(events, 'event' if stream.kind == 'events' else 'byte')}) for good?", yes)
-        if seal:
-            stream.seal()
-        store.delete_stream(name)
+        store.delete_stream(name, seal=seal)
         if target.json:
             emit({"name": name, "deleted": True})
         else:
