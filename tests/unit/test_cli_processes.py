@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,6 +54,35 @@ def test_a_reader_that_stops_reading_ends_the_command_without_a_word(url: str) -
             process.stdout.close()
             assert process.wait(PATIENCE_SECONDS) == 0
             assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "read a/b >/dev/full",
+        "list >/dev/full",
+        "check >/dev/full",
+        "--help >/dev/full",
+        "list >&-",
+        "list --json >&-",
+        "write a/b <&-",
+        "write a/b <&- >&-",
+        "write a/b --file /proc/self/mem",
+    ],
+)
+def test_what_can_not_be_read_or_written_is_one_line_and_1(url: str, command: str) -> None:
+    line = f"{shlex.join(COMMAND)} {command}"
+    done = subprocess.run(line, shell=True, env={**os.environ, "HEADWATER_STORE": url}, capture_output=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 1 and done.stdout == b"" and done.stderr.count(b"\n") == 1, done.stderr
+    assert b"the input can't be read, or the output not written: " in done.stderr
+
+
+def test_without_standard_output_a_command_that_prints_nothing_works(url: str) -> None:
+    line = f"{shlex.join(COMMAND)} write a/b >&- 2>&-"
+    environment = {**os.environ, "HEADWATER_STORE": url}
+    assert subprocess.run(line, shell=True, env=environment, input=b"last\n", timeout=PATIENCE_SECONDS).returncode == 0
+    assert run("tail", "a/b", "-n", "1", "-s", url).stdout == b"last\n"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What all commands share: finding them without loading them all, opening the store, and ending with the right code.
 
-Whatever goes wrong is one line on standard error. A closed pipe is no error: `headwater read x | head` ends with 0.
+Whatever goes wrong is one line on standard error, also an output that can't be written. A closed pipe is no error:
+`headwater read x | head` ends with 0. An exception that is neither a HeadwaterError nor the system's is a mistake of ours: it shows where.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -60,6 +62,7 @@ class App(click.Group):
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any) -> NoReturn:
         extra["standalone_mode"] = False
+        _replace_closed_streams()
         as_json = "--json" in (sys.argv[1:] if args is None else args)
         if hasattr(sys.stdout, "reconfigure"):
             # A terminal that can't show a character shows another: no reason to fail.
@@ -79,11 +82,15 @@ class App(click.Group):
         except click.ClickException as error:
             _fail(FAILED, error.format_message(), "Error", as_json)
         except _PipeClosedError:
-            # What is still buffered has no reader; without this, Python would complain at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _let_go_of_output()
             sys.exit(OK)
         except hw.HeadwaterError as error:
             _fail(FAILED, error.message, type(error).__name__, as_json)
+        except OSError as error:
+            # The library's own are HeadwaterErrors: without a file's name it was ours to read or to write.
+            reason = error.strerror or str(error)
+            what = "the input can't be read, or the output not written" if error.filename is None else error.filename
+            _fail(FAILED, f"{what}: {reason}", type(error).__name__, as_json)
 
 
 class _PipeClosedError(Exception):
@@ -95,8 +102,31 @@ class _InterruptedError(Exception):
 
 
 def _fail(code: int, message: str, kind: str, as_json: bool) -> NoReturn:
-    click.echo(_error_line(message, kind, as_json), err=True)
+    _let_go_of_output()
+    with suppress(OSError):
+        click.echo(_error_line(message, kind, as_json), err=True)
     sys.exit(code)
+
+
+def _let_go_of_output() -> None:
+    """Write what is still buffered. What can't be written goes nowhere: Python would try again at exit, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _replace_closed_streams() -> None:
+    """Give a process that was started with `>&-` something in place of what is closed.
+
+    Files of the store would get the free numbers, and whatever is printed to them. Input and output fail when they are used, as they would.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
 
 
 def _error_line(message: str, kind: str, as_json: bool) -> str:
