@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -236,7 +237,20 @@ def test_a_byte_stream_comes_out_as_it_went_in(run: Run) -> None:
     run("seal", "a/raw")
     assert run("tail", "a/raw", "-f", "-n", "1").stdout_bytes == b"four"
     run("write", "a/raw", "--key", "x", input=b"", code=2)
-    run("read", "a/raw", "--json", code=2)
+    assert "no events" in run("read", "a/raw", "--format", "table", code=2).stderr
+
+
+def test_a_byte_stream_is_read_as_json_in_pieces_with_their_offsets(run: Run) -> None:
+    run("create", "a/raw", "--kind", "bytes")
+    assert run("read", "a/raw", "--json").stdout == "" and run("tail", "a/raw", "--json").stdout == ""
+    run("write", "a/raw", input=b"one\ntwo\n")
+    run("write", "a/raw", input=b"three\n\xff")
+    last = {"offset": 8, "data_base64": base64.b64encode(b"three\n\xff").decode()}
+    assert objects(run("read", "a/raw", "--json")) == [{"offset": 0, "data": "one\ntwo\n"}, last]
+    assert objects(run("read", "a/raw", "--format", "json", "--limit", "3")) == [{"offset": 0, "data": "one"}]
+    assert objects(run("tail", "a/raw", "--json", "-n", "2")) == [last]
+    run("seal", "a/raw")
+    assert objects(run("tail", "a/raw", "--format", "json", "-n", "2", "--follow")) == [last]
 
 
 def test_segments_are_split_and_merged(run: Run) -> None:

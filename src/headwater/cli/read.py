@@ -17,7 +17,7 @@ import headwater as hw
 from headwater.cli.app import Target, with_store
 from headwater.cli.arguments import PLACE, parse_place
 from headwater.cli.interrupts import interrupts
-from headwater.cli.output import console, dump, event_json, plain, table, time_text
+from headwater.cli.output import console, dump, event_json, plain, table, text_field, time_text
 from headwater.model.schemas import is_opaque
 
 _MANY = 4096
@@ -45,13 +45,16 @@ def read_command(
     limit: int | None,
     form: str | None,
 ) -> None:
-    """Print the events of a stream, in order for each key. A byte stream comes as it is."""
+    """Print the events of a stream, in order for each key.
+
+    A byte stream comes as it is; as JSON in pieces, each with its offset and its data (data_base64 if it is no text).
+    """
     with target.open() as store:
         stream = store.stream(name)
         if stream.kind == "bytes":
-            _refuse_form(target, form)
+            show = _piece_maker(target, form)
             first, last = _offset(stream, start, "head"), _offset(stream, end, "tail")
-            _copy_bytes(stream, first, last if limit is None else min(last, first + limit))
+            _copy_bytes(stream, show, first, last if limit is None else min(last, first + limit))
             return
         if form == "table" and not target.json:
             rows = _TABLE_ROWS if limit is None else min(limit, _TABLE_ROWS)
@@ -75,13 +78,15 @@ def read_command(
 @click.option("--format", "form", type=_FORMATS, help=_FORMAT_HELP)
 @with_store
 def tail_command(target: Target, name: str, count: int, follow: bool, form: str | None) -> None:
-    """Print the last events of a stream, and those to come."""
+    """Print the last events of a stream, and those to come.
+
+    Of a byte stream the last lines, as they are or as JSON with their offset.
+    """
     interrupts.end_well()
     with target.open() as store:
         stream = store.stream(name)
         if stream.kind == "bytes":
-            _refuse_form(target, form)
-            _tail_bytes(stream, count, follow)
+            _tail_bytes(stream, _piece_maker(target, form), count, follow)
             return
         cut = stream.tail()
         events = _last_events(stream, cut, count)
@@ -144,9 +149,13 @@ def _events(rows: pa.Table, opaque: bool) -> Iterator[hw.Event]:
 # Byte streams.
 
 
-def _refuse_form(target: Target, form: str | None) -> None:
-    if target.json or form not in (None, "value"):
-        raise click.UsageError("a byte stream has no events: it comes as it is", click.get_current_context())
+def _piece_maker(target: Target, form: str | None) -> Callable[[int, bytes], bytes]:
+    """What makes output of an offset and the bytes that begin there."""
+    if target.json or form == "json":
+        return lambda offset, data: f"{dump({'offset': offset, **text_field('data', data)})}\n".encode()
+    if form == "table":
+        raise click.UsageError("a byte stream has no events: it comes as it is, or as JSON", click.get_current_context())
+    return lambda _, data: data
 
 
 def _offset(stream: hw.Stream, place: hw.Cut | datetime | str | None, default: str) -> int:
@@ -160,15 +169,15 @@ def _offset(stream: hw.Stream, place: hw.Cut | datetime | str | None, default: s
     return sum(cut.streams[stream.name].segments.values())
 
 
-def _copy_bytes(stream: hw.Stream, start: int, end: int) -> None:
+def _copy_bytes(stream: hw.Stream, show: Callable[[int, bytes], bytes], start: int, end: int) -> None:
     reader = stream.byte_reader(start)
     while start < end and (piece := reader.read(min(_BYTES_PIECE, end - start))):
-        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.write(show(start, piece))
         start += len(piece)
     sys.stdout.buffer.flush()
 
 
-def _tail_bytes(stream: hw.Stream, count: int, follow: bool) -> None:
+def _tail_bytes(stream: hw.Stream, show: Callable[[int, bytes], bytes], count: int, follow: bool) -> None:
     """The last lines, of what may be the last megabyte; then what comes."""
     head, end = _offset(stream, "head", "head"), _offset(stream, "tail", "tail")
     start = max(head, end - _BYTES_TAIL)
@@ -177,14 +186,15 @@ def _tail_bytes(stream: hw.Stream, count: int, follow: bool) -> None:
     while len(data) < end - start and (piece := reader.read(end - start - len(data))):
         data += piece
     out = sys.stdout.buffer
-    if count:
-        out.write(b"".join(data.splitlines(keepends=True)[-count:]))
+    if last := b"".join(data.splitlines(keepends=True)[-count:]) if count else b"":
+        out.write(show(start + len(data) - len(last), last))
     out.flush()
     while follow:
         is_sealed = stream.is_sealed  # asked before reading: nothing comes after it
+        offset = reader.tell()
         piece = reader.read(_BYTES_PIECE)
         if piece:
-            out.write(piece)
+            out.write(show(offset, piece))
             out.flush()
         elif is_sealed:
             return
