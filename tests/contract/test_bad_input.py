@@ -153,6 +153,7 @@ MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0
 server:/export /mnt/nfs nfs4 rw 0 0
 //host/share /mnt/my\\040share cifs rw 0 0
+//host/share /mnt/gemäß\\040日本\\134040\x85x nfs rw 0 0
 user@host:/ /mnt/ssh fuse.sshfs rw 0 0
 tmpfs /mnt/nfs/local tmpfs rw 0 0
 s3 /mnt/over ext4 rw 0 0
@@ -171,6 +172,7 @@ short line
         ("/mnt/nfsx", "ext4"),
         ("/mnt/nfs/local/store", "tmpfs"),
         ("/mnt/my share/store", "cifs"),
+        ("/mnt/gemäß 日本\\040\x85x/store", "nfs"),
         ("/mnt/ssh/x", "fuse.sshfs"),
         ("/mnt/over/x", "fuse.s3fs"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from headwater.errors import InvalidRequestError
 
@@ -32,13 +33,16 @@ _NETWORK = {
 }
 _FUSE = {"davfs", "ceph", "cephfs", "gcsfuse", "glusterfs", "goofys", "juicefs", "rclone", "s3fs", "sshfs", "smbnetfs"}
 
+#: Spaces, tabs, line feeds and backslashes; all other characters are as they are.
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
 
 def refuse_network_mount(path: str, mounts: str | None = None) -> None:
     """InvalidRequestError if `path` lies on a network file system. `mounts` is the text of /proc/self/mounts, where there is one."""
     if mounts is None:
         try:
-            with open("/proc/self/mounts") as file:
-                mounts = file.read()
+            with open("/proc/self/mounts", "rb") as file:
+                mounts = os.fsdecode(file.read())
         except OSError:
             return
     kind = file_system_of(os.path.realpath(path), mounts)
@@ -52,11 +56,11 @@ def refuse_network_mount(path: str, mounts: str | None = None) -> None:
 def file_system_of(path: str, mounts: str) -> str | None:
     """The type of the file system that a path is on: the last mount whose folder holds it, the deepest one winning."""
     best, kind = "", None
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        folder = fields[1].encode().decode("unicode_escape")
+        folder = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields[1])
         if (path == folder or path.startswith(folder.rstrip("/") + "/")) and len(folder) >= len(best):
             best, kind = folder, fields[2]
     return kind
