@@ -68,13 +68,13 @@ def open(
 ) -> Store:
     """Open the store at `url`, made anew if it is missing and `create` is true.
 
-    "some/dir" or file:// is a SQLite catalog and files in that directory; s3://, gs:// and az:// (and file:// too) take
+    "some/dir", "~/dir" or file:// is a SQLite catalog and files in that directory; s3://, gs:// and az:// (and file:// too) take
     catalog="postgresql://..."; memory://name lives in this process. Any number of processes may have it open.
     """
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
         raise InvalidRequestError(f"the address of a store is a path or URL, not {url!r}")
-    if catalog is not None and not catalog.startswith(("postgresql://", "postgres://")):
+    if catalog is not None and not (isinstance(catalog, str) and catalog.startswith(("postgresql://", "postgres://"))):
         raise InvalidRequestError(
             f"a catalog is given as postgresql://..., not {catalog!r}; without one, SQLite in the store's directory is used"
         )
@@ -82,12 +82,12 @@ def open(
     if scheme == "memory":
         if catalog is not None:
             raise InvalidRequestError("a store in memory has its own catalog: leave out `catalog`")
-        database, storage = _open_memory(rest)
+        database, storage = _open_memory(rest, create)
     elif scheme == "file":
-        path = text = os.path.abspath(parse_file_url(text) if "://" in text else text)
+        path = text = os.path.abspath(parse_file_url(text) if "://" in text else _expand_home(text))
         _check_directory(path, create)
         storage = open_storage(path, storage_options or {})
-        database = _open_postgres(catalog) if catalog else _open_sqlite(path, create)
+        database = _open_postgres(catalog) if catalog else _open_sqlite(path, storage, create)
     else:
         if catalog is None and scheme in ("s3", "gs", "az"):
             raise InvalidRequestError(
@@ -108,18 +108,33 @@ def open(
     return Store(text, catalog, storage_options, Engine(store_id, database, storage), upkeep=upkeep)
 
 
-def _open_memory(name: str) -> tuple[Database, Storage]:
+def _expand_home(path: str) -> str:
+    return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
+
+
+def _open_memory(name: str, create: bool) -> tuple[Database, Storage]:
     with _memory_lock:
         if name not in _memory:
-            _memory[name] = SqliteDatabase(":memory:"), open_storage(f"memory://{name}", {})
+            storage = open_storage(f"memory://{name}", {})
+            if not create:
+                raise NotFoundError(f"there is no headwater store at memory://{name}")
+            _memory[name] = SqliteDatabase(":memory:"), storage
         return _memory[name]
 
 
-def _open_sqlite(path: str, create: bool) -> Database:
+def _open_sqlite(path: str, storage: Storage, create: bool) -> Database:
     refuse_network_mount(path)
     file = os.path.join(path, "catalog.sqlite")
-    if not create and not os.path.exists(file):
-        raise NotFoundError(f"there is no headwater store at {path}")
+    # Asked before the catalog, which comes first in a new store: so another process that is just making it is not taken for a loss.
+    has_identity = storage.size(_IDENTITY_KEY) is not None
+    if not os.path.exists(file):
+        if not create:
+            raise NotFoundError(f"there is no headwater store at {path}")
+        if has_identity:
+            raise InvalidRequestError(
+                f"{path} has the files of a store, but no catalog.sqlite: put it back, "
+                "or give the catalog if that is on PostgreSQL (catalog='postgresql://...')"
+            )
     return SqliteDatabase(file)
 
 
@@ -140,6 +155,8 @@ def _check_directory(path: str, create: bool) -> None:
         raise InvalidRequestError(f"{path} is not a directory: a store is one") from None
     except FileExistsError:
         raise InvalidRequestError(f"{path} is a file: a store is a directory") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"{path!r} can't name a directory: {error}") from None
     except OSError as error:
         raise UnavailableError(f"the directory {path} can't be used as a store: {error.strerror}") from error
 

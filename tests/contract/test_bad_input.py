@@ -68,6 +68,57 @@ def test_what_is_no_address_is_refused(url: Any) -> None:
         hw.open(url)
 
 
+@pytest.mark.parametrize("url", ["memory://", "file://", "file://localhost"])
+def test_an_address_without_a_place_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for create in (True, False):
+        with pytest.raises(hw.InvalidRequestError, match="names no place"):
+            hw.open(url, create=create)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("url", ["\0", "a\0b", "file:///a%00b", "\ud800"], ids=repr)
+def test_what_can_not_be_a_directory_s_name_is_refused(url: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="can't name a directory"):
+        hw.open(url)
+    with pytest.raises(hw.NotFoundError, match="no headwater store"):
+        hw.open(url, create=False)
+
+
+def test_a_path_may_begin_with_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    with hw.open("~/store") as store:
+        assert store.url == str(tmp_path / "home" / "store")
+    with pytest.raises(hw.NotFoundError, match=str(tmp_path / "home")):
+        hw.open("~", create=False)
+    with hw.open("./~") as store, hw.open(f"file://{tmp_path}/~", create=False) as same:
+        assert store.url == same.url == str(tmp_path / "~")
+
+
+def test_a_store_in_memory_that_is_missing_is_named_by_its_address() -> None:
+    with pytest.raises(hw.NotFoundError, match="no headwater store at memory://never made"):
+        hw.open("memory://never made", create=False)
+
+
+def test_a_store_that_lost_its_catalog_is_left_as_it_is(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store") as store, store.create_stream("a/x").writer() as writer:
+        writer.write("x")
+    for file in (tmp_path / "store").glob("catalog.sqlite*"):
+        file.rename(tmp_path / file.name)
+    before = sorted((tmp_path / "store").rglob("*"))
+    with pytest.raises(hw.InvalidRequestError, match="no catalog.sqlite: put it back"):
+        hw.open(tmp_path / "store")
+    with pytest.raises(hw.NotFoundError, match="no headwater store"):
+        hw.open(tmp_path / "store", create=False)
+    assert sorted((tmp_path / "store").rglob("*")) == before
+    for file in tmp_path.glob("catalog.sqlite*"):
+        file.rename(tmp_path / "store" / file.name)
+    with hw.open(tmp_path / "store", create=False) as store:
+        assert [event.value for event in store.stream("a/x").read()] == [b"x"]
+
+
 @pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "hdfs://x", "S3x://b"])
 def test_an_unknown_scheme_is_refused_with_those_that_are_known(url: str) -> None:
     with pytest.raises(hw.InvalidRequestError, match="memory://, s3://, gs://, az://"):
@@ -80,8 +131,8 @@ def test_an_object_store_needs_a_catalog_on_postgresql(url: str) -> None:
         hw.open(url)
 
 
-@pytest.mark.parametrize("catalog", ["sqlite:///x", "mysql://x", "/a/path", "", "postgresql"])
-def test_a_catalog_is_on_postgresql_or_not_given(tmp_path: Path, catalog: str) -> None:
+@pytest.mark.parametrize("catalog", ["sqlite:///x", "mysql://x", "/a/path", "", "postgresql", 5, b"postgresql://x"])
+def test_a_catalog_is_on_postgresql_or_not_given(tmp_path: Path, catalog: Any) -> None:
     with pytest.raises(hw.InvalidRequestError, match="postgresql://"):
         hw.open(tmp_path / "store", catalog=catalog)
     assert not (tmp_path / "store").exists()

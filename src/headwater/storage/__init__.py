@@ -46,6 +46,8 @@ def parse_file_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise InvalidRequestError(f"{url} names a host: a file URL has three slashes, like file:///data/store")
+    if not parts.path:
+        raise InvalidRequestError(f"{url!r} names no place: give a path, or something like file:///data/store")
     return unquote(parts.path)
 
 
