@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import operator
+from datetime import datetime
 from typing import Any
 
 from headwater.catalog import segments
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
 from headwater.lanewriter import LaneWriter
+from headwater.model.cuts import Cut
 from headwater.model.limits import MIB
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import RUN_BYTES, StreamRef
 from headwater.segments.read import SegmentCursor
 from headwater.streams import cuts
+from headwater.streams.cuts import Place
 
 _PIECE_BYTES = 8 * MIB
 
@@ -39,9 +43,9 @@ class ByteWriter(LaneWriter):
 
 
 class ByteReader(io.RawIOBase):
-    """Reads a byte stream from an offset. At the tail `read` gives b"" for now; read again for what was appended since."""
+    """Reads a byte stream from an offset or a place. At the tail `read` gives b"" for now; read again for what was appended since."""
 
-    def __init__(self, engine: Engine, stream: StreamRef, start: int) -> None:
+    def __init__(self, engine: Engine, stream: StreamRef, start: int | Place) -> None:
         super().__init__()
         self._engine = engine
         self._stream = stream
@@ -49,6 +53,9 @@ class ByteReader(io.RawIOBase):
         self._cursor: SegmentCursor | None = None
         self._block = memoryview(b"")
         self._block_start = 0
+        if start is None or isinstance(start, Cut | datetime | str):
+            # A cut names an offset as the number of the one segment that a byte stream has.
+            [start] = cuts.numbers(engine, stream, start).values()
         self.seek(start)
 
     def _row(self) -> segments.SegmentRow:
@@ -72,7 +79,10 @@ class ByteReader(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: row.tail}.get(whence)
         if base is None:
             raise InvalidRequestError(f"seek goes from the start (0), the present offset (1) or the end (2), not {whence!r}")
-        target = base + offset
+        try:
+            target = base + operator.index(offset)
+        except TypeError:
+            raise InvalidRequestError(f"an offset in a byte stream is a whole number, not {offset!r}") from None
         if target < 0:
             raise InvalidRequestError(f"there is no offset {target} in a byte stream")
         if target < row.head:

@@ -178,8 +178,8 @@ class Stream:
         self._check_bytes()
         return self._store._open_byte_writer(self)
 
-    def byte_reader(self, start: int = 0) -> ByteReader:
-        """A reader of bytes, from an offset."""
+    def byte_reader(self, start: int | Place = 0) -> ByteReader:
+        """A reader of bytes, from an offset, or a place as `read` takes it."""
         self._check_bytes()
         return ByteReader(self._store._engine, self._ref, start)
 

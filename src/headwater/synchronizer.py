@@ -63,8 +63,8 @@ class Revisioned:
         happened, so a retry never appends twice.
         """
         data = _checked(value)
-        if expected is not None and (isinstance(expected, bool) or not isinstance(expected, int) or expected < 0):
-            raise InvalidRequestError(f"expected is a Revision, not {expected!r}")
+        if expected is not None:
+            _check_revision(expected, "expected")
         run = self._flusher.append(self._ref, _chunk([data]), len(data), expected)
         try:
             self._flusher.wait_for(run)
@@ -83,6 +83,8 @@ class Revisioned:
 
     def begin_reading(self, after: int | None = None) -> tuple[int, Iterator[tuple[Revision, bytes]]]:
         """The revision that `read` begins behind, and what it gives."""
+        if after is not None:
+            _check_revision(after, "after")
         row = reading.get_single_segment(self._engine, self._ref)
         start = int(after) if after is not None else row.head
         if start < row.head:
@@ -98,6 +100,7 @@ class Revisioned:
 
     def truncate(self, revision: int) -> None:
         """Make the values before a revision unreadable."""
+        _check_revision(revision, "what a revisioned stream is truncated at")
         row = reading.get_single_segment(self._engine, self._ref)
         cut = cuts.single(self._engine, self._ref, {row.number: int(revision)})
         truncation.truncate(self._engine, self._ref, cut)
@@ -233,6 +236,11 @@ class Synchronizer(Generic[S, U]):
             self._try(json.loads(data)["updates"])
             block = encode([_chunk([data])], self._log._ref.schema_version, True)
             return self._log._ref, Append(0, 1, block.length, block.crc, None, 0, block.to_bytes()), int(self._revision)
+
+
+def _check_revision(value: Any, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidRequestError(f"{what} is a Revision, not {value!r}")
 
 
 def _dumped(updates: Any) -> bytes:

@@ -27,15 +27,15 @@ from headwater.errors import (
 )
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.markers import Marker
+from headwater.readers.reader import Positions, Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
+from headwater.synchronizer import Synchronizer
 from headwater.tables import check_entry
 
 if TYPE_CHECKING:
-    from headwater.readers.reader import Positions, Reader
     from headwater.store import Store
-    from headwater.synchronizer import Synchronizer
 
 T = TypeVar("T")
 
@@ -223,6 +223,8 @@ class Transaction:
         """Apply updates to shared state, at the commit, if nobody changed it since this process last fetched it."""
         with self._lock:
             self._check_open()
+            if not isinstance(synchronizer, Synchronizer):
+                raise InvalidRequestError(f"a transaction updates what store.synchronizer() returned, not {synchronizer!r}")
             self._contents.update(*synchronizer.stage(self._engine.store_id, updates))
             self._given += 1
 
@@ -242,6 +244,8 @@ class Transaction:
         """Commit a manual reader's position as of now together with the rest; an abort takes the reader back to its last durable one."""
         with self._lock:
             self._check_open()
+            if not isinstance(reader, Reader):
+                raise InvalidRequestError(f"a transaction commits the position of what group.reader() returned, not of {reader!r}")
             change, positions = reader.stage_positions(self._engine.store_id)
             self._readers = [item for item in self._readers if item[0] is not reader]
             self._readers.append((reader, positions))

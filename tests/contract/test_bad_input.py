@@ -108,7 +108,7 @@ def test_a_store_that_lost_its_catalog_is_left_as_it_is(tmp_path: Path) -> None:
     for file in (tmp_path / "store").glob("catalog.sqlite*"):
         file.rename(tmp_path / file.name)
     before = sorted((tmp_path / "store").rglob("*"))
-    with pytest.raises(hw.InvalidRequestError, match="no catalog.sqlite: put it back"):
+    with pytest.raises(hw.InvalidRequestError, match=r"no catalog\.sqlite: put it back"):
         hw.open(tmp_path / "store")
     with pytest.raises(hw.NotFoundError, match="no headwater store"):
         hw.open(tmp_path / "store", create=False)

@@ -6,6 +6,7 @@ import io
 import os
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,33 @@ def test_a_reader_is_a_raw_file_that_can_seek(stream: hw.Stream) -> None:
     with pytest.raises(hw.InvalidRequestError, match="seek goes from"):
         reader.seek(0, 7)
     assert reader.tell() == 9
+
+
+def test_reading_begins_at_an_offset_or_at_a_place(store: hw.Store, stream: hw.Stream) -> None:
+    with stream.byte_writer() as writer:
+        writer.write(b"0123456789")
+    middle = datetime.now(UTC)
+    with stream.byte_writer() as writer:
+        writer.write(b"later")
+    stream.truncate(cut(stream, 2))
+    for start, expected in (
+        (4, b"456789later"),
+        (cut(stream, 4), b"456789later"),
+        ("head", b"23456789later"),
+        (None, b"23456789later"),
+        (middle, b"later"),
+        ("tail", b""),
+    ):
+        assert stream.byte_reader(start).read() == expected, start
+    with pytest.raises(hw.TruncatedError):
+        stream.byte_reader(cut(stream, 1))
+    wrong: Any
+    for wrong in ("x", 1.5, [], b"head", store.create_stream("a/other").tail(), datetime(2026, 1, 1)):
+        with pytest.raises(hw.InvalidRequestError):
+            stream.byte_reader(wrong)
+    for wrong in (1.5, "1", None):
+        with pytest.raises(hw.InvalidRequestError, match="an offset in a byte stream is a whole number"):
+            stream.byte_reader("head").seek(wrong)
 
 
 def test_a_reader_at_the_tail_reads_on_once_there_is_more(stream: hw.Stream) -> None:

@@ -112,10 +112,12 @@ def test_a_value_that_is_none_is_refused(store: hw.Store, value: Any) -> None:
         store.revisioned(LOG).append(value)
 
 
-@pytest.mark.parametrize("expected", ["0", -1, True, 1.0])
-def test_an_expected_revision_that_is_none_is_refused(store: hw.Store, expected: Any) -> None:
-    with pytest.raises(hw.InvalidRequestError):
-        store.revisioned(LOG).append(b"x", expected=expected)
+@pytest.mark.parametrize("wrong", ["0", "x", -1, True, 1.0])
+def test_a_revision_that_is_none_is_refused(store: hw.Store, wrong: Any) -> None:
+    log = store.revisioned(LOG)
+    for call in (lambda: log.append(b"x", expected=wrong), lambda: log.read(after=wrong), lambda: log.truncate(wrong)):
+        with pytest.raises(hw.InvalidRequestError, match=f"is a Revision, not {wrong!r}"):
+            call()
 
 
 def test_a_name_that_is_something_else(store: hw.Store) -> None:

@@ -1042,6 +1042,8 @@ def test_a_wrong_call_is_refused_and_leaves_the_transaction_as_it_was(store: hw.
                 (hw.InvalidRequestError, lambda: tx.update(sync, [object()])),
                 (hw.InvalidRequestError, lambda: tx.update(sync, 5)),  # type: ignore[arg-type]
                 (hw.InvalidRequestError, lambda: tx.update(foreign, [1])),
+                (hw.InvalidRequestError, lambda: tx.update("t/state", [1])),  # type: ignore[arg-type]
+                (hw.InvalidRequestError, lambda: tx.commit_reader("r")),  # type: ignore[arg-type]
                 (hw.InvalidRequestError, lambda: tx.commit_reader(foreign_reader)),
                 (hw.InvalidRequestError, lambda: tx.commit_reader(auto_reader)),
             ]

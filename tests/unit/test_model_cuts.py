@@ -71,9 +71,11 @@ def test_cuts_are_equal_by_what_they_say_and_can_not_be_changed() -> None:
         '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"-1":0}}}}',
         '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"one":0}}}}',
         '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":0}}}',
+        "[" * 100_000,
         None,
         7,
     ],
+    ids=lambda text: f"{text!r:.70}",
 )
 def test_a_text_that_is_no_cut_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRequestError, match="not the text of a cut"):

@@ -160,13 +160,7 @@ def _piece_maker(target: Target, form: str | None) -> Callable[[int, bytes], byt
 
 def _offset(stream: hw.Stream, place: hw.Cut | datetime | str | None, default: str) -> int:
     """A place in a byte stream, as an offset."""
-    place = default if place is None else place
-    if isinstance(place, datetime):
-        place = stream.cut_at(place)
-    cut = {"head": stream.head, "tail": stream.tail}[place]() if isinstance(place, str) else place
-    if stream.name not in cut.streams:
-        raise hw.InvalidRequestError(f"this cut is of {', '.join(cut.streams) or 'no stream'}, not of {stream.name}")
-    return sum(cut.streams[stream.name].segments.values())
+    return stream.byte_reader(default if place is None else place).tell()
 
 
 def _copy_bytes(stream: hw.Stream, show: Callable[[int, bytes], bytes], start: int, end: int) -> None:

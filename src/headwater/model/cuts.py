@@ -51,8 +51,8 @@ class Cut:
                 for name, part in fields["streams"].items()
             }
             return cls(str(fields["store"]), streams)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidRequestError(f"this is not the text of a cut: {text!r}") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidRequestError(f"this is not the text of a cut: {text!r:.200}") from error
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cut) and str(self) == str(other)
