@@ -189,12 +189,20 @@ class Contents:
             if ref is not None:
                 self._unseen.add(name)
             else:
-                ref = open_stream(self._engine, parse_stream_name(name))
+                ref = self._open(name, kind)
                 self._router.remember(ref)
             self._refs[name] = ref
         if ref.kind != kind:
             raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not {kind!r}")
         return ref
+
+    def _open(self, name: str, kind: str) -> StreamRef:
+        try:
+            return open_stream(self._engine, parse_stream_name(name))
+        except NotFoundError:
+            if kind != "table":
+                raise
+            raise NotFoundError(f"there is no table {name}: store.table({name!r}) makes one") from None
 
     def look_up(self) -> None:
         """See whether streams that were remembered are still the ones of their names; events go to those that took their place."""

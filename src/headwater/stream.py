@@ -29,6 +29,14 @@ from headwater.writer import Writer
 if TYPE_CHECKING:
     from headwater.store import Store
 
+#: What streams of each kind are, and how they are written and read.
+_KINDS = {
+    "events": ("a stream of events", "writer() and read()"),
+    "bytes": ("a stream of bytes", "byte_writer() and byte_reader()"),
+    "table": ("a table", "store.table({!r})"),
+    "revisioned": ("a revisioned stream", "store.revisioned({!r})"),
+}
+
 
 class Stream:
     """One stream of a store. The handle stays with this stream: of a deleted one it says so, also when the name is used again."""
@@ -169,23 +177,23 @@ class Stream:
 
     def writer(self, id: str | None = None) -> Writer:
         """A writer; with an id, the one holder of that id: it goes on after `last_number`, and older holders are fenced."""
-        if self._ref.kind != "events":
-            raise InvalidRequestError(f"{self.name} is a stream of bytes: use byte_writer()")
+        self._check_kind("events")
         return self._store._open_writer(self, id)
 
     def byte_writer(self) -> ByteWriter:
         """A writer of bytes, for a stream of kind "bytes"."""
-        self._check_bytes()
+        self._check_kind("bytes")
         return self._store._open_byte_writer(self)
 
     def byte_reader(self, start: int | Place = 0) -> ByteReader:
         """A reader of bytes, from an offset, or a place as `read` takes it."""
-        self._check_bytes()
+        self._check_kind("bytes")
         return ByteReader(self._store._engine, self._ref, start)
 
-    def _check_bytes(self) -> None:
-        if self._ref.kind != "bytes":
-            raise InvalidRequestError(f"{self.name} is a stream of events: use writer() and read()")
+    def _check_kind(self, kind: str) -> None:
+        if self._ref.kind != kind:
+            what, call = _KINDS[self._ref.kind]
+            raise InvalidRequestError(f"{self.name} is {what}: use {call.format(self.name)}")
 
     # Reading.
 
@@ -243,8 +251,7 @@ class Stream:
         return pa.Table.from_batches((batch.to_arrow(wanted) for batch in batches), schema=wanted.schema_for(ref))
 
     def _check_events(self) -> StreamRef:
-        if self._ref.kind != "events":
-            raise InvalidRequestError(f"{self.name} is a stream of bytes: use byte_reader()")
+        self._check_kind("events")
         return self._refresh()
 
     def _check_writable(self) -> StreamRef:

@@ -198,7 +198,7 @@ def test_while_a_named_group_is_missing_nothing_goes_and_upkeep_says_why(store: 
 
 @on_sqlite
 def test_past_a_hard_limit_also_what_was_not_read_goes(store: hw.Store) -> None:
-    policy = hw.Retention.by_consumption(["never made"], max_size=5 * KIB, max_age=timedelta(days=1))
+    policy = hw.Retention.by_consumption(["never-made"], max_size=5 * KIB, max_age=timedelta(days=1))
     stream = store.create_stream("r/hard", retention=policy)
     write(stream, range(10))
     retain(store)

@@ -1050,6 +1050,8 @@ def test_a_wrong_call_is_refused_and_leaves_the_transaction_as_it_was(store: hw.
             for kind, call in refused:
                 with pytest.raises(kind):
                     call()
+            with pytest.raises(hw.NotFoundError, match="there is no table t/none"):
+                tx.remove("t/none", "k")
             tx.write(TWO, "good")
         auto_reader.close()
         foreign_reader.close()

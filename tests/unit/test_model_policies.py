@@ -58,7 +58,13 @@ def test_a_retention_is_read_back_from_its_json(retention: Retention) -> None:
         lambda: Retention.by_size(0),
         lambda: Retention.by_consumption([]),
         lambda: Retention.by_consumption("group"),
+        lambda: Retention.by_consumption(5),  # type: ignore[arg-type]
+        lambda: Retention.by_consumption(["a/b"]),
+        lambda: Retention.by_consumption(["a", ""]),
+        lambda: Retention.by_consumption([5]),  # type: ignore[list-item]
         lambda: Retention.by_consumption(["a"], max_size=0),
+        lambda: Retention.by_consumption(["a"], max_age=timedelta(0)),
+        lambda: Retention.by_consumption(["a"], max_age=60),  # type: ignore[arg-type]
     ],
 )
 def test_policies_that_make_no_sense_are_refused(make: Callable[[], Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headwater.errors import InvalidRequestError
 from headwater.model.limits import OPEN_SEGMENTS
+from headwater.model.names import parse_word
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
@@ -94,12 +95,14 @@ class Retention:
     @classmethod
     def by_consumption(cls, groups: Iterable[str], max_size: int | None = None, max_age: timedelta | None = None) -> Retention:
         """What all these reader groups have read may go; past the hard limits also what they have not."""
-        names = tuple(groups)
-        if not names or isinstance(groups, str):
+        if isinstance(groups, str) or not isinstance(groups, Iterable):
+            raise InvalidRequestError(f"retention by consumption takes a list of one or more reader groups, not {groups!r}")
+        names = tuple(parse_word(name, "reader group") for name in groups)
+        if not names:
             raise InvalidRequestError("retention by consumption takes a list of one or more reader groups")
         if max_size is not None:
             _at_least("max_size", max_size, 1)
-        return cls("consumption", max_age.total_seconds() if max_age else None, max_size, names)
+        return cls("consumption", cls.by_time(max_age).seconds if max_age is not None else None, max_size, names)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
