@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headwater.model.positions import Position
 
@@ -35,6 +34,15 @@ class _Given:
         return self.position
 
 
+class _Stored(NamedTuple):
+    """What an event holds."""
+
+    value: Any
+    key: bytes | None
+    source: EventSource
+    place: int
+
+
 class Event(tuple[Any, ...]):
     """One event: `value` (bytes, or a dict on a typed stream), `key` (bytes or None), `time` and `position`."""
 
@@ -44,8 +52,9 @@ class Event(tuple[Any, ...]):
     def __new__(cls, value: Any, key: bytes | None = None, time: datetime | None = None, position: Position | None = None) -> Event:
         return _make((value, key, _Given(time, position), 0))
 
-    value: Any = property(itemgetter(0))
-    key: Any = property(itemgetter(1))
+    # These run in C, and don't ask `__getitem__`.
+    value: Any = _Stored.value
+    key: Any = _Stored.key
 
     @property
     def time(self) -> datetime:
@@ -58,6 +67,9 @@ class Event(tuple[Any, ...]):
 
     def _fields(self) -> tuple[Any, ...]:
         return self.value, self.key, self.time, self.position
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._fields()[index]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._fields())
