@@ -17,6 +17,7 @@ from headwater.batch import SegmentRange
 from headwater.catalog import watermarks
 from headwater.errors import InvalidRequestError
 from headwater.lanewriter import LaneWriter
+from headwater.model.columns import check_nested_nulls, largest_row
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, KEY_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
@@ -340,9 +341,9 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     rest = batch.select([name for name in names if name not in aside])
     check_batch_schema(rest.schema, stream.schema)
     columns = [_column(rest, field) for field in stream.schema]
-    longest = max((_longest(column) for column in columns), default=0)
-    if longest > EVENT_BYTES:
-        raise InvalidRequestError(f"an event of this batch has {longest:,} bytes; an event may have {EVENT_BYTES:,}")
+    # Only a batch that is large as a whole can hold an event that is too large.
+    if sum(column.nbytes for column in columns) > EVENT_BYTES and (largest := largest_row(columns)) > EVENT_BYTES:
+        raise InvalidRequestError(f"an event of this batch has {largest:,} bytes; an event may have {EVENT_BYTES:,}")
     return Chunk(pa.RecordBatch.from_arrays(columns, schema=stream.schema), keys, times)
 
 
@@ -353,24 +354,15 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     column = batch.column(index)
     if column.null_count and not field.nullable:
         raise InvalidRequestError(f"column {field.name!r} has {column.null_count} nulls, and is not nullable")
-    if column.type.equals(field.type):
-        return column
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    try:
-        return column.cast(field.type)
-    except pa.ArrowException as error:
-        raise InvalidRequestError(f"column {field.name!r} can't be stored as {field.type}: {error}") from error
-
-
-def _longest(column: pa.Array) -> int:
-    # Only a column that is large as a whole can hold a value that is too large.
-    if column.nbytes <= EVENT_BYTES:
-        return 0
-    kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-        return int(pc.max(pc.binary_length(column)).as_py() or 0)
-    return 0
+    if not column.type.equals(field.type):
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowException as error:
+            raise InvalidRequestError(f"column {field.name!r} can't be stored as {field.type}: {error}") from error
+    check_nested_nulls(field.name, column)
+    return column
 
 
 __all__ = ["Ack", "EventCheck", "Position", "Writer", "batch_chunk"]

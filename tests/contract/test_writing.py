@@ -627,6 +627,23 @@ def test_a_nested_event_that_is_too_large_is_refused_at_once(local_store: hw.Sto
 
 
 @pytest.mark.slow
+def test_a_row_of_a_batch_counts_as_a_whole(local_store: hw.Store) -> None:
+    schema = pa.schema([("a", pa.binary()), ("b", pa.binary()), ("l", pa.list_(pa.binary())), ("m", pa.map_(pa.string(), pa.binary()))])
+    stream = local_store.create_stream("a/t", schema=schema)
+    half, less = bytes(EVENT_BYTES // 2 + 1), bytes(EVENT_BYTES // 4)
+    with stream.writer() as writer, local_store.transaction() as tx:
+        for row in ({"a": half, "b": half}, {"l": [half, half]}, {"a": half, "m": {"k": half}}):
+            table = pa.Table.from_pylist([{}, row], schema=schema)
+            for give in (writer.write_batch, lambda table: tx.write_batch("a/t", table)):
+                with pytest.raises(hw.InvalidRequestError, match=r"67,108,86\d bytes; an event may have 67,108,864"):
+                    give(table)
+        writer.write_batch(
+            pa.Table.from_pylist([{"a": less, "b": less}, {"l": [less, less]}, {"a": less, "m": {"k": less}}], schema=schema)
+        )
+    assert len(values(stream)) == 3
+
+
+@pytest.mark.slow
 def test_a_batch_over_the_limit_is_stored_in_pieces_or_refused_by_a_named_writer(local_store: hw.Store) -> None:
     stream = local_store.create_stream("a/x", scaling=hw.Scaling.fixed(2))
     large = pa.table({"value": [b"%07d" % n + bytes(MIB) for n in range(80)], "id": range(80)})
