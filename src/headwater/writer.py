@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -21,7 +20,8 @@ from headwater.model.columns import check_nested_nulls, largest_row
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, KEY_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
-from headwater.model.schemas import TIME, RowCheck, check_batch_schema
+from headwater.model.rows import RowCheck, row_size
+from headwater.model.schemas import TIME, check_batch_schema
 from headwater.runtime import clock
 from headwater.segments.block import Chunk
 from headwater.segments.engine import check_time
@@ -104,14 +104,13 @@ class EventCheck:
 
     def __init__(self, stream: StreamRef) -> None:
         self._check = None if stream.is_opaque else RowCheck(stream.schema)
-        # What is buffered is ours: the caller may fill the same mapping anew for the next event.
-        self._own: Callable[[Any], Any] = deepcopy if any(map(pa.types.is_nested, stream.schema.types)) else dict
 
     def __call__(self, value: Any, key: bytes | str | int | None, time: datetime | None) -> tuple[Any, bytes | None, int]:
         """(the value, the key as bytes, its size) of an event that can be stored; else InvalidRequestError."""
         if self._check is not None:
-            size = self._check(value)
-            value = self._own(value)
+            # What is buffered is ours: the caller may fill the same mapping anew for the next event.
+            value = self._check(value)
+            size = sum(map(row_size, value.values()))
         else:
             if type(value) is not bytes:
                 value = _opaque_bytes(value)
@@ -119,7 +118,7 @@ class EventCheck:
         if size > EVENT_BYTES:
             raise InvalidRequestError(f"this event has {size:,} bytes; an event may have {EVENT_BYTES:,}")
         if time is not None:
-            check_time(time, "an event's time")
+            _check_stored_time(time, "an event's time")
         return value, key_bytes(key), size
 
 
@@ -266,7 +265,7 @@ class Writer(LaneWriter):
 
         It is stored once the events before it are durable, at most once a second, and when the writer is closed.
         """
-        check_time(time, "the time to note")
+        _check_stored_time(time, "the time to note")
         if self._is_closed:
             raise InvalidRequestError("this writer is closed")
         noted_us = clock.from_datetime(time)
@@ -296,6 +295,13 @@ class Writer(LaneWriter):
     def abandon(self) -> None:
         self._plain_lane = None
         super().abandon()
+
+
+def _check_stored_time(time: Any, what: str) -> None:
+    check_time(time, what)
+    # Only at the ends can its zone take it to where no datetime is: a reader could not get it.
+    if not 1 < time.year < 9999 and not _FIRST_TIME <= clock.from_datetime(time) <= _LAST_TIME:
+        raise InvalidRequestError(f"{what} lies in the years 1 to 9999 of UTC, which {time!r} does not")
 
 
 def _opaque_bytes(value: Any) -> bytes:

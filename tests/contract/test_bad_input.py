@@ -285,6 +285,7 @@ def test_what_can_not_name_a_scope_is_refused(store: hw.Store, name: Any) -> Non
         ({"schema": {"a": "int64"}}, "pyarrow.Schema"),
         ({"schema": pa.schema([])}, "at least one column"),
         ({"schema": pa.schema([("_key", pa.int64())])}, "'_key'"),
+        ({"schema": pa.schema([("at", pa.timestamp("us", "Nowhere/X"))])}, "'Nowhere/X' is no time zone"),
     ],
     ids=str,
 )

@@ -14,9 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -183,6 +186,20 @@ def test_a_time_that_is_no_moment_is_refused_and_does_no_harm(local_store: hw.St
     assert values(stream) == [b"before", b"after"]
 
 
+@pytest.mark.parametrize(("when", "hours"), [(datetime.min, 5), (datetime.max, -5)], ids=["first", "last"])
+def test_a_time_that_no_reader_could_get_is_refused(local_store: hw.Store, when: datetime, hours: int) -> None:
+    stream = local_store.create_stream("a/x")
+    beyond, within = (when.replace(tzinfo=timezone(timedelta(hours=offset))) for offset in (hours, -hours))
+    with stream.writer() as writer, local_store.transaction() as tx:
+        for give in (writer.write, lambda value, time: tx.write("a/x", value, time=time)):
+            with pytest.raises(hw.InvalidRequestError, match="years 1 to 9999"):
+                give(b"x", time=beyond)
+            give(b"x", time=within)
+        with pytest.raises(hw.InvalidRequestError, match="years 1 to 9999"):
+            writer.note_time(beyond)
+    assert [event.time for event in stream.read()] == [within] * 2
+
+
 @pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.int64(), pa.string(), pa.timestamp("ns", "UTC")], ids=str)
 def test_a_column_of_times_that_can_not_be_kept_is_refused(local_store: hw.Store, kind: pa.DataType) -> None:
     stream = local_store.create_stream("a/x")
@@ -193,6 +210,11 @@ def test_a_column_of_times_that_can_not_be_kept_is_refused(local_store: hw.Store
 
 
 # Typed streams.
+
+
+class Colour(StrEnum):
+    RED = "red"
+
 
 TYPED = pa.schema(
     [
@@ -273,6 +295,43 @@ def test_a_row_that_does_not_fit_is_refused_at_once_and_alone(local_store: hw.St
                 writer.write(row)
         writer.write({"id": 2})
     assert [value["id"] for value in values(stream)] == [1, 2]
+
+
+def test_what_is_nested_is_checked_by_the_call_that_gives_it(local_store: hw.Store) -> None:
+    item = pa.field("item", pa.int32(), nullable=False)
+    schema = pa.schema([("st", pa.struct([item.with_name("a")])), ("l", pa.list_(item)), ("f", pa.list_(item, 1))])
+    stream = local_store.create_stream("a/t", schema=schema)
+    good: dict[str, Any] = {"st": {"a": 1}, "l": [1], "f": [1]}
+    wrong: list[tuple[dict[str, Any], str]]
+    wrong = [({"st": {}}, r"'st\.a'"), ({"st": {"a": None}}, r"'st\.a'"), ({"l": [1, None]}, r"'l\.item'"), ({"f": [None]}, r"'f\.item'")]
+    with stream.writer() as writer, local_store.transaction() as tx:
+        for row, said in wrong:
+            table = pa.Table.from_pylist([good, {"l": None}, row], schema=schema)
+            for give in (writer.write, lambda row: tx.write("a/t", row)):
+                with pytest.raises(hw.InvalidRequestError, match=f"{said}.*not nullable"):
+                    give(row)
+            for give_batch in (writer.write_batch, lambda table: tx.write_batch("a/t", table)):
+                with pytest.raises(hw.InvalidRequestError, match=f"{said}.*not nullable"):
+                    give_batch(table)
+                give_batch(table.slice(0, 2))
+        with pytest.raises(hw.InvalidRequestError, match=r"no column is called 'st\.zz'"):
+            writer.write({"st": {"a": 1, "zz": "lost"}})
+        # Lists that are nullable all through, of which one has a null.
+        with pytest.raises(hw.InvalidRequestError, match=r"'l\.item' has 1 nulls"):
+            writer.write_batch(pa.table({"l": pa.array([[1], [None, 2]], pa.list_(pa.int8()))}))
+        writer.write_batch(pa.table({"l": pa.array([[1], None], pa.list_(pa.int8()))}))
+    local_store.run_upkeep()
+    assert {repr(value) for value in values(stream)} == {repr(dict.fromkeys(good) | row) for row in (good, {}, {"l": [1]})}
+
+
+def test_a_row_is_any_mapping_and_its_values_may_be_of_enums_and_numpy(local_store: hw.Store) -> None:
+    schema = pa.schema([("id", pa.int64()), ("s", pa.string()), ("st", pa.struct([("f", pa.float64())])), ("l", pa.list_(pa.int64()))])
+    stream = local_store.create_stream("a/t", schema=schema)
+    row = MappingProxyType({"id": np.int64(5), "s": Colour.RED, "st": MappingProxyType({"f": np.float64(1.5)}), "l": np.array([1, 2])})
+    with stream.writer() as writer, local_store.transaction() as tx:
+        writer.write(row, key=Colour.RED)
+        tx.write("a/t", row, key=np.str_("red"))
+    assert [(event.key, event.value) for event in stream.read()] == [(b"red", {"id": 5, "s": "red", "st": {"f": 1.5}, "l": [1, 2]})] * 2
 
 
 def test_a_batch_that_does_not_fit_is_refused_at_once_and_alone(local_store: hw.Store) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, IntEnum, StrEnum
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -44,7 +45,24 @@ class Colour(StrEnum):
     RED = "red"
 
 
-@pytest.mark.parametrize("key", [True, False, 1.0, 1.5, [], {}, object(), bytearray(b"a"), memoryview(b"a"), Colour.RED, ("a",)])
+class Shade(str, Enum):  # noqa: UP042 - whose str() is not its value
+    DARK = "dark"
+
+
+class Rank(IntEnum):
+    FIRST = 1
+
+
+@pytest.mark.parametrize(
+    ("key", "same"), [(Colour.RED, "red"), (Shade.DARK, "dark"), (Rank.FIRST, 1), (np.str_("a"), "a"), (np.bytes_(b"a"), b"a")]
+)
+def test_a_key_of_a_subclass_is_the_same_as_its_value(key: Any, same: Any) -> None:
+    stored = key_bytes(key)
+    assert type(stored) is bytes
+    assert stored == key_bytes(same)
+
+
+@pytest.mark.parametrize("key", [True, False, np.bool_(True), 1.0, 1.5, [], {}, object(), bytearray(b"a"), memoryview(b"a"), ("a",)])
 def test_keys_of_other_types_are_refused(key: Any) -> None:
     with pytest.raises(InvalidRequestError, match="bytes, str, int or None"):
         key_bytes(key)

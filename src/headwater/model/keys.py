@@ -11,6 +11,7 @@ import xxhash
 
 from headwater.errors import InvalidRequestError
 from headwater.model.limits import KEY_BYTES
+from headwater.model.rows import plain
 
 KEY_SPACE = 1 << 64
 
@@ -41,6 +42,8 @@ def key_bytes(key: bytes | str | int | None) -> bytes | None:
     """A key as it is stored and routed: equal text, equal bytes."""
     if key is None or (type(key) is bytes and len(key) <= KEY_BYTES):
         return key
+    if isinstance(key, bytes | str | int):
+        key = plain(key)  # an enum's member is its value
     if type(key) not in (bytes, str, int):
         raise InvalidRequestError(f"a routing key is bytes, str, int or None, not {type(key).__name__}: {key!r}")
     try:

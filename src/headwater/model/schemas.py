@@ -1,12 +1,10 @@
-"""Arrow schemas of streams: which are allowed, how they may change, and whether a row fits."""
+"""Arrow schemas of streams: which are allowed, how they may change, and whether a batch fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -65,12 +63,16 @@ def is_opaque(schema: pa.Schema) -> bool:
 
 
 def _check_type(name: str, kind: pa.DataType) -> None:
+    if pt.is_timestamp(kind) and kind.tz:
+        _check_zone(name, kind)
     if isinstance(kind, pa.BaseExtensionType) or not any(test(kind) for test in _FLAT):
         if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
             return _check_type(f"{name}.item", kind.value_type)
         if pt.is_struct(kind):
             if not kind.num_fields:
                 raise InvalidRequestError(f"column {name!r}: a struct has at least one field")
+            if len({field.name for field in kind}) < kind.num_fields:
+                raise InvalidRequestError(f"column {name!r}: a field stands in the struct twice")
             for field in kind:
                 _check_type(f"{name}.{field.name}", field.type)
             return None
@@ -79,6 +81,13 @@ def _check_type(name: str, kind: pa.DataType) -> None:
             return _check_type(f"{name}.value", kind.item_type)
         raise InvalidRequestError(f"column {name!r}: a stream can't hold the type {kind}; dictionaries are given as their values' type")
     return None
+
+
+def _check_zone(name: str, kind: pa.DataType) -> None:
+    try:
+        pa.scalar(0, kind).as_py()
+    except (LookupError, ValueError, OSError) as error:
+        raise InvalidRequestError(f"column {name!r}: {kind.tz!r} is no time zone known here, so {kind} could not be read") from error
 
 
 def evolve(old: pa.Schema, new: Any) -> pa.Schema:
@@ -156,12 +165,13 @@ def fit(column: pa.Array, kind: pa.DataType) -> pa.Array:
 @lru_cache(maxsize=256)
 def python_schema(schema: pa.Schema) -> pa.Schema | None:
     """The schema whose values are Python's own: its times have microseconds, where Arrow may have nanoseconds. None if it is the same."""
-    fields = [pa.field(field.name, _python_type(field.type), field.nullable) for field in schema]
+    fields = [pa.field(field.name, python_type(field.type), field.nullable) for field in schema]
     found = pa.schema(fields)
     return None if found.equals(schema) else found
 
 
-def _python_type(kind: pa.DataType) -> pa.DataType:
+def python_type(kind: pa.DataType) -> pa.DataType:
+    """The type whose values are Python's own."""
     if pt.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
     if pt.is_duration(kind) and kind.unit == "ns":
@@ -169,113 +179,18 @@ def _python_type(kind: pa.DataType) -> pa.DataType:
     if pt.is_time64(kind) and kind.unit == "ns":
         return pa.time64("us")
     if pt.is_struct(kind):
-        return pa.struct([pa.field(field.name, _python_type(field.type), field.nullable) for field in kind])
+        return pa.struct([_python_field(field) for field in kind])
+    if pt.is_map(kind):
+        return pa.map_(_python_field(kind.key_field), _python_field(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(_python_field(kind.value_field), kind.list_size)
     if pt.is_list(kind):
-        return pa.list_(_python_type(kind.value_type))
-    if pt.is_large_list(kind):
-        return pa.large_list(_python_type(kind.value_type))
-    return kind
+        return pa.list_(_python_field(kind.value_field))
+    return pa.large_list(_python_field(kind.value_field)) if pt.is_large_list(kind) else kind
 
 
-Check = Callable[[Any], bool]
-_INT_TYPES = (bool, int)
-
-
-def _check_for(kind: pa.DataType) -> Check:
-    """A quick test that a Python value fits a type; what it can't tell quickly, Arrow decides by converting."""
-    if pt.is_integer(kind):
-        low = -(1 << (kind.bit_width - 1)) if pt.is_signed_integer(kind) else 0
-        high = (1 << (kind.bit_width - 1)) if pt.is_signed_integer(kind) else 1 << kind.bit_width
-        return lambda value: type(value) is int and low <= value < high
-    if pt.is_float64(kind):
-        return lambda value: type(value) is float or (type(value) is int and abs(value) <= 1 << 53)
-    if pt.is_string(kind) or pt.is_large_string(kind):
-        return lambda value: type(value) is str and (value.isascii() or _is_utf8(value))
-    if pt.is_binary(kind) or pt.is_large_binary(kind):
-        return lambda value: type(value) is bytes
-    if pt.is_boolean(kind):
-        return lambda value: type(value) is bool
-    if pt.is_nested(kind):
-        return lambda value: _is_shaped(value, kind) and _converts(value, kind)
-    return lambda value: _converts(value, kind)
-
-
-def _is_shaped(value: Any, kind: pa.DataType) -> bool:
-    """Whether lists, dicts and pairs stand where a type wants them.
-
-    Arrow takes structs as pairs and tuples too, but not mixed in one column; and it aborts the process on a map's missing pair.
-    """
-    if value is None or not pt.is_nested(kind):
-        return True
-    if pt.is_struct(kind):
-        return isinstance(value, dict) and all(_is_shaped(value.get(field.name), field.type) for field in kind)
-    if not isinstance(value, list | tuple | np.ndarray) and not (pt.is_map(kind) and isinstance(value, dict)):
-        return False
-    if not pt.is_map(kind):
-        return all(_is_shaped(item, kind.value_type) for item in value)
-    pairs = value.items() if isinstance(value, dict) else value
-    return all(
-        isinstance(pair, tuple | list) and len(pair) == 2 and _is_shaped(pair[0], kind.key_type) and _is_shaped(pair[1], kind.item_type)
-        for pair in pairs
-    )
-
-
-def _is_utf8(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _converts(value: Any, kind: pa.DataType) -> bool:
-    try:
-        pa.array([value], type=kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def _size(value: Any) -> int:
-    if type(value) in (str, bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_size, value.values())) + 8 * len(value)
-    return sum(map(_size, value)) if isinstance(value, list | tuple) else 8
-
-
-class RowCheck:
-    """Tells at once, at `write`, whether a mapping fits a schema, so that a flush never fails on one."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self._names = frozenset(schema.names)
-        self._checks = [(field.name, field.nullable, _check_for(field.type)) for field in schema]
-
-    def __call__(self, row: Any) -> int:
-        """The row's rough size in bytes; InvalidRequestError with the column and the reason if it does not fit."""
-        if not isinstance(row, Mapping):
-            raise InvalidRequestError(f"an event of this stream is a mapping with the columns {self._shown()}, not {type(row).__name__}")
-        size = 0
-        for name, nullable, check in self._checks:
-            value = row.get(name)
-            if value is None:
-                if not nullable:
-                    raise InvalidRequestError(f"column {name!r} is missing or None, and is not nullable")
-            elif check(value):
-                size += _size(value)
-            else:
-                shown = repr(value)
-                kind = self.schema.field(name).type
-                raise InvalidRequestError(f"column {name!r} takes {kind}; {shown[:80]} of type {type(value).__name__} does not fit")
-        if len(row) > len(self._names) or not self._names.issuperset(row):
-            extra = ", ".join(repr(name) for name in row if name not in self._names)
-            if extra:
-                raise InvalidRequestError(f"no column is called {extra}; this stream has {self._shown()}")
-        return size
-
-    def _shown(self) -> str:
-        return ", ".join(f"{field.name}: {field.type}" for field in self.schema)
+def _python_field(field: pa.Field) -> pa.Field:
+    return field.with_type(python_type(field.type))
 
 
 def check_batch_schema(given: pa.Schema, wanted: pa.Schema) -> None:
