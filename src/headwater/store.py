@@ -364,9 +364,10 @@ class Store:
 
     @contextmanager
     def tiering(self, stream: str) -> Iterator[Tiering]:
-        """Tier a stream by other processes: give its `jobs` to them, and what each `run` returns to `finish`.
+        """Tier a stream by other processes: give its `jobs` to them, and what each `run` returns to `finish`, in the order of the jobs.
 
-        Until the end of the block no other upkeep runs. A job may be run twice, or never: what is not finished is garbage.
+        Until the end of the block no other upkeep runs. A job may be run twice, or never: what is not finished is garbage, and so is what
+        comes behind it in the same segment.
         """
         self._check_open()
         ref = lifecycle.open_stream(self._engine, parse_stream_name(stream))

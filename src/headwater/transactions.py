@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headwater.catalog import commits, streams, transactions
 from headwater.catalog.commits import Outcome
+from headwater.catalog.groups import Moves
 from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
 from headwater.catalog.transactions import Batch
 from headwater.contents import Contents, TableChange
@@ -27,7 +28,7 @@ from headwater.errors import (
 )
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.markers import Marker
-from headwater.readers.reader import Positions, Reader
+from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
@@ -115,6 +116,8 @@ class Transaction:
         self._is_begun = resumed is not None
         self._contents.may_remember = not self._is_begun
         self._is_asked = False
+        #: All of it may be staged for a roll, and be committed with another's.
+        self._is_prepared = False
         self._made_at = clock.monotonic()
         self._status = TransactionStatus.OPEN
         self._commit: Commit | None = None
@@ -122,7 +125,7 @@ class Transaction:
         self._caller = uuid.uuid4().hex
         self._given = 0
         self._lock = threading.RLock()
-        self._readers: list[tuple[Reader, Positions]] = []
+        self._readers: list[tuple[Reader, Moves]] = []
         self._pending: Batch | None = None
         if self._is_begun and auto_renew:
             store._heart.add(self._renew_quietly, lease / 3)
@@ -246,9 +249,10 @@ class Transaction:
             self._check_open()
             if not isinstance(reader, Reader):
                 raise InvalidRequestError(f"a transaction commits the position of what group.reader() returned, not of {reader!r}")
-            change, positions = reader.stage_positions(self._engine.store_id)
+            earlier = next((moves for other, moves in self._readers if other is reader), {})
+            change, moves = reader.stage_positions(self._engine.store_id, earlier)
             self._readers = [item for item in self._readers if item[0] is not reader]
-            self._readers.append((reader, positions))
+            self._readers.append((reader, moves))
             self._contents.move_reader(change)
             self._given += 1
 
@@ -268,6 +272,8 @@ class Transaction:
         """Stage what was given so far: durable, still invisible. A process that only adds to a transaction ends with this."""
         with self._lock:
             self._check_open()
+            if self._is_prepared:
+                raise TransactionEndedError(f"transaction {self._id} is committing already, and takes no more: commit again, or abort it")
             self._begin()
             self._stage_pending()
             batch = self._contents.gather(self._id)
@@ -292,6 +298,8 @@ class Transaction:
         except TransactionEndedError as error:
             if error.facts.get("id", self._id) != self._id:
                 raise  # Another one, which this one was to adopt.
+            if error.facts.get("state") == transactions.COMMITTING:
+                raise  # A commit of it is under way, or failed half-way: commit again, and it is told how that ended.
             if error.facts.get("state") == transactions.COMMITTED:
                 self._end(TransactionStatus.COMMITTED, is_whole=not self._contents.readers)
             else:
@@ -371,10 +379,11 @@ class Transaction:
                 batch = None
             except RollNeeded:
                 # Only what was staged before needs one, so the catalog knows of it.
+                self._is_prepared = True
                 self._engine.write_once(commits.prepare, self._id, batch, caller)
                 failpoints.reach("txn.prepared")
                 self._linger(clock.monotonic() - began)
-                outcome = self._engine.write_once(commits.commit_prepared, self._id, caller)
+                outcome = self._engine.write_once(commits.commit_prepared, self._id, batch, caller)
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
@@ -436,9 +445,9 @@ class Transaction:
         self._status = status
         self._contents.forget()
         self._pending = None
-        for reader, positions in self._readers:
+        for reader, moves in self._readers:
             if is_whole:
-                reader.positions_committed(positions)
+                reader.positions_committed(moves)
             else:
                 reader.rewind()
         self._readers.clear()

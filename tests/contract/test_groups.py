@@ -1060,3 +1060,16 @@ def test_a_deleted_group_says_so_whatever_it_is_asked(store: hw.Store) -> None:
     for ask in (group.lag, group.assignments, group.readers, group.time_window, group.positions, group.held_segments):
         with pytest.raises(hw.NotFoundError):
             ask()
+
+
+def test_a_bounded_group_that_is_done_stays_so_when_its_end_is_truncated_away(store: hw.Store) -> None:
+    stream = store.create_stream(IN)
+    write(store, IN, "1", "2", key="k")
+    group = store.reader_group("group", [IN], end="tail")
+    with group.reader("r") as reader:
+        assert [event.value for event in reader] == [b"1", b"2"]
+    stream.split(0)
+    write_keys(store, IN, range(1))
+    stream.truncate(hw.Cut(store.id, {IN: stream.tail().streams[IN]._replace(segments={1: 0, 2: 0})}))
+    with group.reader("r") as reader:
+        assert [event.value for event in reader] == []

@@ -310,3 +310,17 @@ def test_an_age_beyond_the_calendar_keeps_everything_and_stops_nobody_elses_upke
     assert not [problem for problem in report.problems if "reader group" not in problem]
     assert numbers(store.stream("r/old0")) == numbers(store.stream("r/old1")) == [0, 1, 2]
     assert numbers(other) == [] and store.stream("r/old0").chunks()
+
+
+def test_a_fork_with_sealed_segments_of_its_parent_keeps_no_more_than_its_size(store: hw.Store) -> None:
+    parent = store.create_stream("r/parent")
+    write(parent, range(10))
+    parent.split(0)
+    fork = parent.fork("r/fork")
+    fork.update(retention=hw.Retention.by_size(20 * KIB))
+    for number in range(10, 110):
+        write(fork, range(number, number + 1), key=str(number))
+    retain(store)
+    kept = numbers(fork)
+    assert kept[-1] == 109 and 15 <= len(kept) <= 25 and kept[0] >= 10
+    assert numbers(parent) == list(range(10))

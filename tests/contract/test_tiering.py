@@ -738,3 +738,28 @@ def test_an_object_store_is_tiered_compacted_and_cleaned(tmp_path: Path, postgre
         store.delete_stream("t/remote")
         store.run_upkeep()
         assert not list(store._engine.storage.list("chunks/")) and time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize("case", ["a job is never finished", "the first is truncated meanwhile", "in the wrong order"])
+def test_a_job_whose_predecessor_is_not_in_place_takes_nothing_away(store: hw.Store, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setattr(tiering, "CHUNK_EXTENTS", 5)
+    stream = store.create_stream("t/jobs")
+    with stream.writer() as writer:
+        for number in range(12):
+            writer.write(b"%d" % number).result()
+    head = 0
+    with store.tiering("t/jobs") as work:
+        made = [job.run() for job in work.jobs]
+        assert len(made) == 3
+        if case == "a job is never finished":
+            assert [work.finish(one) for one in made[1:]] == [None, None]
+        elif case == "in the wrong order":
+            assert [work.finish(one) is not None for one in reversed(made)] == [False, False, True]
+        else:
+            head = 2
+            stream.truncate(hw.Cut(store.id, {"t/jobs": stream.head().streams["t/jobs"]._replace(segments={0: head})}))
+            assert [work.finish(one) for one in made] == [None, None, None]
+    wanted = [b"%d" % number for number in range(head, 12)]
+    assert [event.value for event in stream.read()] == wanted
+    store.run_upkeep()
+    assert [event.value for event in stream.read()] == wanted and sum(chunk.count for chunk in stream.chunks()) == len(wanted)

@@ -1133,3 +1133,134 @@ def test_an_event_for_a_stream_created_anew_is_there_also_if_much_was_staged_for
         tx.write(ONE, b"new")
         tx.write(ONE, b"newer")
     assert values(store, ONE) == ["new", "newer"]
+
+
+def test_of_two_handles_that_wait_for_a_roll_the_one_that_is_left_out_is_told(store: hw.Store) -> None:
+    stream = store.create_stream("two/handles")
+    first = store.transaction()
+    first.write("two/handles", b"staged", key="k")
+    first.flush()
+    stream.split(0)
+    second = store.resume_transaction(first.id)
+    first.write("two/handles", b"from the first", key="k")
+    second.write("two/handles", b"from the second", key="k")
+    engine, write_once = store._engine, store._engine.write_once
+    with pytest.MonkeyPatch.context() as patch:
+
+        def after_the_other(change: Any, *args: Any, **named: Any) -> Any:
+            if change is commits.prepare:
+                patch.undo()
+                first.commit()
+            return write_once(change, *args, **named)
+
+        patch.setattr(engine, "write_once", after_the_other)
+        with pytest.raises(hw.TransactionEndedError, match="was not stored"):
+            second.commit()
+    assert [event.value for event in stream.read()] == [b"staged", b"from the first"]
+    assert second.status is hw.TransactionStatus.COMMITTED
+
+
+def test_a_transaction_that_waits_for_a_roll_is_not_called_aborted_by_its_handle(store: hw.Store) -> None:
+    source, target = store.create_stream("roll/in"), store.create_stream("roll/out")
+    with source.writer() as writer:
+        writer.write(b"0")
+        writer.write(b"1")
+    group = store.reader_group("roll", ["roll/in"])
+    with group.reader("r", commit="manual") as reader:
+        tx = store.transaction()
+        assert reader.read(timeout=10) is not None
+        tx.write("roll/out", b"of 0", key="k")
+        tx.flush()
+        tx.commit_reader(reader)
+        target.split(0)
+        engine, write_once = store._engine, store._engine.write_once
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fail(change: Any, *args: Any, **named: Any) -> Any:
+                if change is commits.commit_prepared:
+                    raise hw.UnavailableError("an outage")
+                return write_once(change, *args, **named)
+
+            patch.setattr(engine, "write_once", fail)
+            with pytest.raises(hw.UnavailableError):
+                tx.commit()
+        with pytest.raises(hw.TransactionEndedError, match="committing"):
+            tx.flush()
+        assert tx.status is hw.TransactionStatus.OPEN
+        tx.commit()
+        event = reader.read(timeout=10)
+        assert event is not None and event.value == b"1"
+    assert [event.value for event in target.read()] == [b"of 0"] and group.lag().events == 1
+
+
+def read_into(reader: hw.Reader, tx: hw.Transaction, name: str = "") -> None:
+    event = reader.read(timeout=10)
+    assert event is not None
+    tx.write("reader/out", name.encode() + event.value)
+    tx.commit_reader(reader)
+
+
+@pytest.fixture
+def piped(store: hw.Store) -> Iterator[tuple[hw.Store, hw.Reader]]:
+    """A manual reader of three events."""
+    with store.create_stream("reader/in").writer() as writer:
+        for number in range(3):
+            writer.write(b"%d" % number)
+    store.create_stream("reader/out")
+    with store.reader_group("piped", ["reader/in"]).reader("r", commit="manual") as reader:
+        yield store, reader
+
+
+def out(store: hw.Store) -> list[bytes]:
+    return [event.value for event in store.stream("reader/out").read()]
+
+
+def test_transactions_that_follow_each_other_are_committed_in_their_order_only(piped: tuple[hw.Store, hw.Reader]) -> None:
+    store, reader = piped
+    first, second, third = (store.transaction() for _ in range(3))
+    for tx in (first, second, third):
+        read_into(reader, tx)
+    first.commit()
+    with pytest.raises(hw.ConflictError, match="goes on from 2"):
+        third.commit()
+    # The third took the reader back to where it is, and the second begins there.
+    second.commit()
+    with store.transaction() as tx:
+        read_into(reader, tx)
+    assert out(store) == [b"0", b"1", b"2"]
+
+
+def test_an_aborted_transaction_takes_those_behind_it_along_so_that_no_event_is_skipped(piped: tuple[hw.Store, hw.Reader]) -> None:
+    store, reader = piped
+    first, second = store.transaction(), store.transaction()
+    read_into(reader, first)
+    read_into(reader, second)
+    first.abort()
+    with pytest.raises(hw.ConflictError, match="goes on from 1"):
+        second.commit()
+    for _ in range(3):
+        with store.transaction() as tx:
+            read_into(reader, tx)
+    assert out(store) == [b"0", b"1", b"2"]
+
+
+def test_of_two_transactions_for_the_same_events_one_is_committed(piped: tuple[hw.Store, hw.Reader]) -> None:
+    store, reader = piped
+    first, second = store.transaction(), store.transaction()
+    read_into(reader, first)
+    second.write("reader/out", b"0 again")
+    second.commit_reader(reader)
+    first.commit()
+    with pytest.raises(hw.ConflictError, match="goes on from 0"):
+        second.commit()
+    assert out(store) == [b"0"]
+
+
+def test_a_transaction_may_be_given_a_reader_after_each_event_also_when_it_was_staged_in_between(piped: tuple[hw.Store, hw.Reader]) -> None:
+    store, reader = piped
+    with store.transaction() as tx:
+        read_into(reader, tx)
+        tx.flush()
+        read_into(reader, tx)
+        read_into(reader, tx)
+    assert out(store) == [b"0", b"1", b"2"] and store.reader_group("piped").lag().events == 0

@@ -189,3 +189,15 @@ def test_a_nearly_full_disk_is_used_to_the_end(tmp_path: Path, kind: str) -> Non
         assert read(disk.root, place, 4) == b"fits"
         assert sizes(disk.root) == {place.key: 8}
         disk.free()
+
+
+def test_files_of_a_nearly_full_disk_have_neighbouring_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(fd: int, start: int, size: int) -> None:
+        if size > 1000:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    journal = open_journal(tmp_path)
+    # Which of them garbage collection may take is told by how far apart they are.
+    assert [journal.append([bytes(900)]).index for _ in range(4)] == [0, 1, 2, 3]
+    journal.close()

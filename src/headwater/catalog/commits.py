@@ -155,10 +155,10 @@ def count_waiting(tx: Tx) -> int:
     return int(tx.run("SELECT count(*) FROM txn WHERE state = 'committing'")[0][0])
 
 
-def commit_prepared(tx: Tx, id: str, by: str) -> Outcome | HeadwaterError:
+def commit_prepared(tx: Tx, id: str, batch: Batch, by: str) -> Outcome | HeadwaterError:
     """Commit a prepared transaction and all others that wait: they share one roll of each stream. A failing one is aborted alone.
 
-    Why this one failed is returned, not raised: the others' commits stand.
+    Why this one failed is returned, not raised: the others' commits stand. That may be that another caller prepared it, without `batch`.
     """
     sql = "SELECT id FROM txn WHERE state = 'committing' AND (id = ? OR expires_at >= now_us()) ORDER BY id FOR UPDATE"
     waiting = [row[0] for row in tx.run(sql, (id,))]
@@ -183,7 +183,7 @@ def commit_prepared(tx: Tx, id: str, by: str) -> Outcome | HeadwaterError:
             drop(tx, [other], error.message, type(error).__name__)
     failpoints.reach("txn.rolled")
     try:
-        outcome, _, _ = _look_again(tx, id, Batch(), None, by)
+        outcome, _, _ = _look_again(tx, id, batch, None, by)
     except HeadwaterError as error:
         return error
     assert outcome is not None, "a prepared transaction ends here, if it did not before"

@@ -311,19 +311,41 @@ def _store(tx: Tx, group: int, positions: dict[tuple[int, int], int]) -> None:
 
 
 def check_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    """For a transaction: FencedError or ConflictError unless each reader still holds what it read."""
+    """For a transaction: FencedError or ConflictError unless each reader still holds what it read, and is where the transaction began."""
     for change in changes:
-        group_generation, positions = _load(change.data)
+        group_generation, moves = _load_moves(change.data)
         row = _lock(tx, change.target)
         assert change.expected is not None
+        positions = {key: number for key, (_, number) in moves.items()}
         _check_holder(tx, row, change.name, change.expected, group_generation, positions)
+        present = {(item.stream, item.segment): item.position for item in list_frontier(tx, row.id)}
+        for key, (start, _) in moves.items():
+            if present[key] != start:
+                raise ConflictError(
+                    f"the reader {change.name!r} of group {row.name!r} is at {present[key]} in segment {key[1]}, and this transaction "
+                    f"goes on from {start}: one before it was not committed, or another for the same events was; read on from there"
+                )
 
 
 def apply_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
     for change in changes:
-        _, positions = _load(change.data)
-        _store(tx, change.target, positions)
+        _, moves = _load_moves(change.data)
+        _store(tx, change.target, {key: number for key, (_, number) in moves.items()})
         _advance(tx, _lock(tx, change.target))
+
+
+#: From where to where a transaction moves a reader, by stream and segment.
+Moves = dict[tuple[int, int], tuple[int, int]]
+
+
+def dump_moves(group_generation: int, moves: Moves) -> bytes:
+    return json.dumps([group_generation, [[*key, *move] for key, move in sorted(moves.items())]]).encode()
+
+
+def _load_moves(data: bytes | None) -> tuple[int, Moves]:
+    assert data is not None
+    group_generation, rows = json.loads(bytes(data))
+    return group_generation, {(stream, segment): (start, end) for stream, segment, start, end in rows}
 
 
 def dump_positions(group_generation: int, positions: dict[tuple[int, int], int]) -> bytes:
@@ -417,7 +439,8 @@ def _advance_once(rows: dict[int, SegmentRow], frontier: Places, ends: dict[int,
 
 def _is_behind(row: SegmentRow, ends: dict[int, int], rows: dict[int, SegmentRow]) -> bool:
     """Whether a segment lies behind the end of a bounded group."""
-    return row.number not in ends and any(end < row.number and end in rows and rows[end].keys.overlaps(row.keys) for end in ends)
+    # An end that is gone was truncated away: it is older than all that is left.
+    return row.number not in ends and not any(end > row.number and end in rows and rows[end].keys.overlaps(row.keys) for end in ends)
 
 
 def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:

@@ -221,8 +221,22 @@ class PostgresDatabase:
             self._give_back(pipeline)
 
     def _repeated(self, attempt: Callable[[], T]) -> T:
+        def attempt_anew() -> T:
+            try:
+                return attempt()
+            except pg.ReadOnlySqlTransaction:
+                # A standby, as after a failover: another connection may find the server in its place.
+                self._close_idle()
+                raise
+
         with _translated(self.url):
-            return retry(attempt, retryable=_is_retryable, deadline_seconds=self._retry_seconds)
+            return retry(attempt_anew, retryable=_is_retryable, deadline_seconds=self._retry_seconds)
+
+    def _close_idle(self) -> None:
+        with self._pool_lock:
+            for pipeline in self._idle:
+                pipeline.close()
+            self._idle.clear()
 
     def announce(self, news: News = NO_NEWS) -> None:
         self._changes.bump()
@@ -234,10 +248,7 @@ class PostgresDatabase:
 
     def close(self) -> None:
         self._changes.close()
-        with self._pool_lock:
-            for pipeline in self._idle:
-                pipeline.close()
-            self._idle.clear()
+        self._close_idle()
 
 
 class PostgresChanges(Changes):
@@ -372,7 +383,7 @@ def _is_retryable(error: Exception) -> bool:
     if isinstance(error, psycopg.OperationalError) and "password" in str(error):
         return False
     # A row that was not there a moment ago: of two attempts of one commit, the later one finds out what the other did.
-    again = pg.DeadlockDetected | pg.SerializationFailure | pg.UniqueViolation
+    again = pg.DeadlockDetected | pg.SerializationFailure | pg.UniqueViolation | pg.ReadOnlySqlTransaction
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | again)
 
 
@@ -391,7 +402,7 @@ def _translated(url: str) -> Iterator[None]:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
     except psycopg.ProgrammingError as error:
         raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError, pg.ReadOnlySqlTransaction) as error:
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
 

@@ -42,7 +42,8 @@ def has_expired(tx: Tx) -> bool:
 
 def delete_expired(tx: Tx) -> None:
     """Forget the holds of readers that did not renew them."""
-    for (name,) in tx.run("SELECT name FROM tag WHERE expires_at < now_us() ORDER BY name"):
+    # Locked, and looked at again by that: one that its reader renews at this moment stays.
+    for (name,) in tx.run("SELECT name FROM tag WHERE expires_at < now_us() ORDER BY name FOR UPDATE"):
         delete_tag(tx, name)
 
 

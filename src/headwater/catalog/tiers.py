@@ -170,11 +170,15 @@ def get_until(tx: Tx, log: int) -> int:
 def swap(tx: Tx, session: int, log: int, old: Sequence[Piece], new: Sequence[NewExtent], object: tuple[int, str]) -> None:
     """Put a chunk in the place of extents, if they are exactly those that were read.
 
-    ConditionFailedError if something changed meanwhile: nothing is changed, and the chunk is garbage. FencedError if another process
-    does the upkeep by now.
+    ConditionFailedError if something changed meanwhile, or if blocks lie before these: nothing is changed, and the chunk is garbage.
+    FencedError if another process does the upkeep by now.
     """
     hold(tx, session)
     start, end = old[0].first, old[-1].end
+    # Blocks lie behind all chunks: inline ones below a chunk's end are deleted, and readers of history look for the rest behind it.
+    sql = "SELECT first FROM extent WHERE log = ? AND first >= ? AND first < ? AND form = 0 LIMIT 1"
+    if tx.run(sql, (log, get_until(tx, log), start)):
+        raise ConditionFailedError("blocks before these are not in a chunk yet")
     assert new[0].first == start and new[-1].first + new[-1].events == end, "a chunk holds the same numbers"
     gone = tx.run(f"DELETE FROM extent WHERE log = ? AND first >= ? AND first < ? RETURNING {_COLUMNS}", (log, start, end))
     if sorted(Piece(*row) for row in gone) != list(old):

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.catalog import groups, segments
-from headwater.catalog.groups import GroupRow
+from headwater.catalog.groups import GroupRow, Moves
 from headwater.catalog.transactions import Change
 from headwater.errors import (
     ConflictError,
@@ -56,6 +56,8 @@ class _Held:
         self.committed = position
         self.handed = position
         self.settled = position
+        #: The position that a transaction was given last.
+        self.staged = position
 
 
 class Reader:
@@ -365,8 +367,12 @@ class Reader:
             if not self._is_closed:
                 self._drop()
 
-    def stage_positions(self, store_id: str) -> tuple[Change, Positions]:
-        """For a transaction of the same store: the positions as of now."""
+    def stage_positions(self, store_id: str, earlier: Moves) -> tuple[Change, Moves]:
+        """For a transaction of the same store: from where to where it moves this reader as of now. `earlier` is what it was given before.
+
+        It begins where the transaction before it ends, if events were handed out since, and is committed behind that one only. Else it is
+        one for the same events, and only one of the two is committed.
+        """
         with self._lock:
             self._check_open()
             if self._engine.store_id != store_id:
@@ -374,14 +380,19 @@ class Reader:
             if self._auto:
                 raise InvalidRequestError("a transaction takes a manual reader: open it with commit='manual'")
             self._settle()
-            moved = self._moved()
-            data = groups.dump_positions(self._group_generation, moved)
-            return Change(0, 0, "reader", self._group.id, self._id, self._generation, data), moved
+            moves: Moves = {}
+            for key, number in self._moved().items():
+                held = self._held[key]
+                since = held.staged if held.committed < held.staged < number else held.committed
+                moves[key] = (earlier[key][0] if key in earlier else since, number)
+                held.staged = number
+            data = groups.dump_moves(self._group_generation, moves)
+            return Change(0, 0, "reader", self._group.id, self._id, self._generation, data), moves
 
-    def positions_committed(self, positions: Positions) -> None:
+    def positions_committed(self, moves: Moves) -> None:
         """A transaction committed the staged positions."""
         with self._lock:
-            self._mark_committed(positions)
+            self._mark_committed({key: number for key, (_, number) in moves.items()})
 
     # The end.
 

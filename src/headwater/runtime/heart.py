@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 
 class Heart:
@@ -20,7 +23,7 @@ class Heart:
         self._closed = False
 
     def add(self, beat: Callable[[], bool], interval: float) -> None:
-        """`beat` is a method; it must not raise, and is called outside of any lock of the heart's."""
+        """`beat` is a method, called outside of any lock of the heart's. One that raises is called again: the others depend on it."""
         with self._mutex:
             self._due.append((time.monotonic() + interval, interval, weakref.WeakMethod(beat)))
             if self._thread is None:
@@ -43,7 +46,7 @@ class Heart:
                     continue
             for _, interval, reference in ready:
                 beat = reference()
-                if beat is not None and beat():
+                if beat is not None and _goes_on(beat):
                     with self._mutex:
                         self._due.append((time.monotonic() + interval, interval, reference))
                 del beat
@@ -54,3 +57,11 @@ class Heart:
             self._condition.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
+
+
+def _goes_on(beat: Callable[[], bool]) -> bool:
+    try:
+        return beat()
+    except Exception:
+        log.exception("a beat failed; it is tried again")
+        return True

@@ -98,7 +98,8 @@ class FileJournal:
         return self._create_sized(least)
 
     def _create_sized(self, size: int) -> _File:
-        # An index is used up even if its file fails, so that no key ever means two files.
+        # An index is used up even if its file fails and stays, so that no key ever means two files. If nothing stays, it is used again:
+        # garbage collection counts on neighbours being used at about the same time.
         index, self._next_index = self._next_index, self._next_index + 1
         key = self._key_for(index)
         path = self._folder.path(key)
@@ -106,6 +107,9 @@ class FileJournal:
             fd = self._folder.create(key)
         except FileExistsError as error:
             raise AlreadyExistsError(f"{path} exists: another process writes as this session", key=key) from error
+        except OSError:
+            self._next_index = index
+            raise
         try:
             preallocate(fd, size)
             self._folder.sync_name(key)
@@ -113,6 +117,7 @@ class FileJournal:
         except OSError:
             with contextlib.suppress(OSError):
                 self._folder.remove([key])
+                self._next_index = index
             raise
         finally:
             os.close(fd)

@@ -102,7 +102,8 @@ def _oversized(tx: Tx, stream: StreamRef, limit_bytes: int) -> dict[int, int] | 
     excess = sum(_count_bytes(tx, row) for row in rows) - limit_bytes
     if excess <= 0:
         return None
-    heads = {row.number: row.head for row in rows}
+    # What a fork has of its parent is older than all of its own, of which some is to go, and is not counted.
+    heads = {row.number: max(row.head, min(row.base_until, row.tail)) for row in rows}
     # Times grow along every key, so the oldest extent of all is never behind one of a predecessor that stays.
     waiting: list[_Next] = []
     for row in rows:

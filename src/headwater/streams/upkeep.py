@@ -164,7 +164,7 @@ class Upkeep:
                 try:
                     return chunks.finish(made)
                 except ConditionFailedError:
-                    return None  # Truncated or deleted meanwhile: then it is garbage.
+                    return None  # Truncated or deleted meanwhile, or one before it was: then it is garbage.
 
             yield jobs, finish
             garbage.collect(self._engine, self._live_session())
