@@ -27,6 +27,8 @@ def without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    # Of a session that an earlier test of this process began: its kept classes are of another Java, which that one would say on its output.
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
     assert shutil.which("java") is None
     return folder
 
