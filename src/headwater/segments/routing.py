@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from headwater.model.keys import hash_key
 from headwater.segments.block import Chunk, join
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
+
+#: Pieces of a chunk that are smaller on average cost more than a copy of the chunk.
+_PIECE_EVENTS = 128
 
 
 class Route:
@@ -34,17 +37,22 @@ class Route:
             return [(self.numbers[0], chunks)], None
         if all(chunk.keys is None for chunk in chunks):
             return [(self.numbers[turn % len(self.numbers)], chunks)], None
-        # Joined first: pieces of many chunks cost more, each with objects of its own under the interpreter's lock, than a copy without it.
-        whole = join(chunks)
-        places = self._places(whole, turn % len(self.numbers))
-        counts = np.bincount(places, minlength=len(self.numbers))
-        # A stable sort of 16-bit numbers is a radix sort.
-        ordered = whole.take(np.argsort(places, kind="stable"))
-        ends = np.cumsum(counts).tolist()
-        used = np.flatnonzero(counts).tolist()
+        found: dict[int, list[Chunk]] = {}
+        places = []
+        for chunk in _joined(chunks, _PIECE_EVENTS * len(self.numbers)):
+            place = self._places(chunk, turn % len(self.numbers))
+            places.append(place)
+            counts = np.bincount(place, minlength=len(self.numbers))
+            # A stable sort of 16-bit numbers is a radix sort.
+            ordered = chunk.take(np.argsort(place, kind="stable"))
+            ends = np.cumsum(counts)
+            for index in np.flatnonzero(counts).tolist():
+                end = int(ends[index])
+                found.setdefault(index, []).append(ordered.slice(end - int(counts[index]), end))
+        used = sorted(found)
         rank = np.zeros(len(self.numbers), dtype=np.uint16)
         rank[used] = np.arange(len(used))
-        return [(self.numbers[index], [ordered.slice(ends[index - 1] if index else 0, ends[index])]) for index in used], rank[places]
+        return [(self.numbers[index], found[index]) for index in used], rank[np.concatenate(places)]
 
     def _places(self, chunk: Chunk, own: int) -> Any:
         """Which of the segments each event goes to; those without a key to our own."""
@@ -71,6 +79,18 @@ class Route:
             for place, indices in zip(used, chosen, strict=True)
         ]
         return found, np.array([used.index(place) for place in places], dtype=np.uint16)
+
+
+def _joined(chunks: list[Chunk], least: int) -> Iterator[Chunk]:
+    """The chunks in order, each joined with those behind it until it has so many events."""
+    waiting: list[Chunk] = []
+    for chunk in chunks:
+        waiting.append(chunk)
+        if sum(one.count for one in waiting) >= least:
+            yield join(waiting)
+            waiting = []
+    if waiting:
+        yield join(waiting)
 
 
 class Router:
