@@ -1039,6 +1039,7 @@ def test_a_ctrl_c_before_the_first_event_of_a_run_is_no_event(local_store: hw.St
     assert values(stream) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(3))
 def test_what_threads_gave_before_a_close_is_stored_when_it_returns_and_the_rest_is_refused(local_store: hw.Store, attempt: int) -> None:
     stream = local_store.create_stream("a/closing")
