@@ -31,7 +31,7 @@ from headwater.segments.chunk import RowGroups
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 
-_FETCH_BYTES = 2 * MIB
+_FETCH_BYTES = 4 * MIB
 #: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
 _THREAD_BYTES = 4 * MIB
 #: Of small blocks, the columns of the segment, the stream and the numbers are made once for many: at most half a megabyte each.
