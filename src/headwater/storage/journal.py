@@ -29,6 +29,8 @@ class _File:
     size: int
     #: Where the next append goes. Everything below is written, or being written by someone.
     used: int = 0
+    #: Appends under way.
+    appends: int = 0
 
 
 class FileJournal:
@@ -58,33 +60,48 @@ class FileJournal:
                     _write(file.path, views, offset)
             except BaseException as error:
                 # Never sync this file again: the kernel reports a lost page once, and the next sync succeeds without it.
-                self._abandon(file)
+                self._end(file, is_good=False)
                 # Upkeep took this session for dead and deleted its file. The commit will say so, and all is stored under a new one.
                 if is_last or not isinstance(error.__cause__, FileNotFoundError):
                     raise
             else:
+                self._end(file)
                 return Place(file.key, file.index, offset)
         raise AssertionError("the last try returned or raised")
 
     def close(self) -> None:
         with self._mutex:
-            file, self._file, self._closed = self._file, None, True
-        if file is not None:
-            self._trim(file)
+            self._closed = True
+            self._leave()
 
     def _reserve(self, length: int) -> tuple[_File, int]:
         with self._mutex:
             assert not self._closed, "the journal is closed"
             file = self._file
             if file is None or file.used + length > file.size:
-                if file is not None:
-                    self._file = None
-                    self._trim(file)
+                self._leave()
                 with explaining("begin a journal file in", self._folder.root):
                     file = self._file = self._create(length)
             offset = file.used
             file.used = _align(offset + length)
+            file.appends += 1
             return file, offset
+
+    def _leave(self) -> None:
+        """Let no more appends go to the file."""
+        file, self._file = self._file, None
+        if file is not None and not file.appends:
+            self._trim(file)
+
+    def _end(self, file: _File, *, is_good: bool = True) -> None:
+        """Note that an append ended. The last one to a file that takes no more gives back what is left of it."""
+        with self._mutex:
+            file.appends -= 1
+            if self._file is file:
+                if not is_good:
+                    self._leave()
+            elif not file.appends:
+                self._trim(file)
 
     def _create(self, length: int) -> _File:
         """Begin the next file, large enough for `length`."""
@@ -123,24 +140,13 @@ class FileJournal:
             os.close(fd)
         return _File(key, index, path, size)
 
-    def _abandon(self, file: _File) -> None:
-        with self._mutex:
-            if self._file is file:
-                self._file = None
-        self._trim(file)
-
     def _trim(self, file: _File) -> None:
-        """Give back what was preallocated and not used. Appends still under way lie below `used`, so they lose nothing."""
-        with contextlib.suppress(OSError):  # Only space is at stake.
-            if not file.used:
+        """Give back what was preallocated and not used. Not while there are appends, behind which it would wait for the kernel's lock."""
+        with contextlib.suppress(OSError):  # Only space is at stake, so nothing is synced.
+            if file.used:
+                os.truncate(file.path, file.used)
+            else:
                 self._folder.remove([file.key])
-                return
-            fd = os.open(file.path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.ftruncate(fd, file.used)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
 
 def _write(path: str, views: Sequence[memoryview], offset: int) -> None:
