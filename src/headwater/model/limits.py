@@ -22,7 +22,7 @@ INLINE_BYTES: Final = 64 * KIB
 #: A journal file is preallocated at this size, and another begun when it is full.
 JOURNAL_BYTES: Final = 64 * MIB
 #: Storage writes under way at once, local and remote. Their commits stay in order.
-LOCAL_WRITES: Final = 3
+LOCAL_WRITES: Final = 4
 REMOTE_WRITES: Final = 4
 #: Bytes fetched ahead of a reader.
 PREFETCH_BYTES: Final = 16 * MIB
