@@ -102,9 +102,10 @@ def test_the_journal_is_trimmed_behind_tiering_and_the_file_in_use_stays(tmp_pat
         with stream.writer() as writer:
             for number in range(20):
                 writer.write(b"%d|" % number + LARGE).result()
-            journals = [key for key in stored(store) if key.startswith("journal/")]
+            # Without the one that is begun ahead.
+            journals = [row[0] for row in store._engine.database.query("SELECT key FROM object ORDER BY key")]
             report = store.run_upkeep()
-            left = [key for key in stored(store) if key.startswith("journal/")]
+            left = [key for key in stored(store) if key in journals]
             assert left == journals[-LOCAL_WRITES:], "the newest ones may still be written to"
             assert report.objects_deleted == len(journals) - LOCAL_WRITES > 0
             for number in range(20, 40):

@@ -54,9 +54,68 @@ def test_an_append_larger_than_a_file_gets_a_larger_file(tmp_path: Path) -> None
     small = journal.append([b"small"])
     large = journal.append([b"large" * 2001])
     assert (large.index, large.offset) == (1, 0)
+    journal.close()
     assert sizes(tmp_path) == {journal_key(5, 0): 8, journal_key(5, 1): 10_008}
     assert read(tmp_path, small, 5) == b"small"
     assert read(tmp_path, large, 10_005) == b"large" * 2001
+
+
+def begun_ahead(journal: FileJournal) -> bool:
+    if journal._next is None:
+        return False
+    journal._next.wait()
+    return not journal._next.failed
+
+
+def test_the_next_file_is_begun_while_one_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = open_journal(tmp_path)
+    journal.append([bytes(2000)])
+    assert not begun_ahead(journal)
+    journal.append([bytes(100)])
+    assert begun_ahead(journal) and sizes(tmp_path) == {journal_key(5, 0): 4096, journal_key(5, 1): 4096}
+    with monkeypatch.context() as patch:
+        fail_once(patch, "posix_fallocate", errno.EIO)
+        assert journal.append([bytes(2040)]) == Place(journal_key(5, 1), 1, 0)
+    journal.append([bytes(100)])
+    assert begun_ahead(journal)
+    journal.close()
+    assert sizes(tmp_path) == {journal_key(5, 0): 2104, journal_key(5, 1): 2144}
+
+
+def test_a_file_that_could_not_be_begun_ahead_is_begun_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = open_journal(tmp_path)
+    journal.append([bytes(10)])
+    fail_once(monkeypatch, "posix_fallocate", errno.ENOSPC)
+    journal.append([bytes(2100)])
+    assert not begun_ahead(journal) and list(sizes(tmp_path)) == [journal_key(5, 0)]
+    assert journal.append([bytes(2100)]) == Place(journal_key(5, 1), 1, 0)
+    journal.close()
+
+
+def test_a_file_begun_ahead_that_is_too_small_is_left(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append([bytes(2100)])
+    assert begun_ahead(journal)
+    place = journal.append([b"large" * 2001])
+    journal.close()
+    assert read(tmp_path, place, 10_005) == b"large" * 2001
+    assert sizes(tmp_path) == {journal_key(5, 0): 2104, place.key: 10_008}
+
+
+def test_a_full_file_is_trimmed_when_the_last_append_to_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = open_journal(tmp_path)
+    real, found = os.fdatasync, list[int]()
+
+    def append_another_first(fd: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", real)
+        assert journal.append([bytes(4000)]).index == 1
+        found.append(sizes(tmp_path)[journal_key(5, 0)])
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", append_another_first)
+    journal.append([bytes(1000)])
+    assert [*found, sizes(tmp_path)[journal_key(5, 0)]] == [4096, 1000]
+    journal.close()
 
 
 def test_a_write_that_takes_only_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +214,13 @@ def test_what_was_appended_outlives_a_kill(tmp_path: Path, failpoint: str) -> No
         "import sys; from headwater.storage.files import Folder; from headwater.storage.journal import FileJournal\n"
         "from headwater.storage.layout import journal_key\n"
         "journal = FileJournal(Folder(sys.argv[1]), lambda index: journal_key(5, index), file_bytes=4096)\n"
-        "print(journal.append([b'first' * 500]).offset, flush=True)\n"
+        "print(journal.append([b'first' * 400]).offset, flush=True)\n"
         "journal.append([b'second' * 500])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HEADWATER_FAILPOINTS": failpoint}
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (-signal.SIGKILL, "0\n", "")
-    assert read(tmp_path, Place(journal_key(5, 0), 0, 0), 2500) == b"first" * 500
+    assert read(tmp_path, Place(journal_key(5, 0), 0, 0), 2000) == b"first" * 400
 
 
 @pytest.mark.parametrize("kind", ["file system", "file size limit"])

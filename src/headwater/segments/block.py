@@ -82,7 +82,7 @@ def _whole(arrays: Sequence[pa.Array | None], chunks: Sequence[Chunk], kind: pa.
 
 @dataclass(slots=True)
 class EncodedBlock:
-    """A block ready to be stored: `buffers` one after the other are its `length` bytes."""
+    """A block ready to be stored: `buffers` one after the other are its `length` bytes. None are left once they are stored."""
 
     buffers: list[Any]
     count: int
@@ -90,6 +90,7 @@ class EncodedBlock:
     crc: int
 
     def to_bytes(self) -> bytes:
+        assert self.buffers, "they were let go of when they were stored"
         return b"".join(self.buffers)
 
 

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 
 from headwater.catalog import sessions
 from headwater.catalog.flushes import PartResult, Refused, Stored
@@ -22,7 +23,7 @@ from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
-from headwater.segments.pending import PendingFlush, PendingPart, Session
+from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
 from headwater.segments.routing import Router
 
 #: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones. Less will do
@@ -357,13 +358,11 @@ class Flusher:
         if lane.error is not None:
             raise lane.error
         self._turn += 1
-        return PendingPart(lane, runs, self._router.route(lane.stream), self._turn)
+        return PendingPart(lane, [Piece(lane, runs, self._router.route(lane.stream), self._turn)])
 
     def _begin_storing(self, flush: PendingFlush) -> None:
         """Encode the runs and write the blocks to storage, unless they are so few that they go into the commit itself."""
-        flush.begun = False
-        flush.task = None
-        flush.catalog_flush = None
+        flush.begin_again()
         if flush.is_small:
             failpoints.reach("append.encoded")
             flush.begun = True
@@ -371,7 +370,7 @@ class Flusher:
         session = self._live_session()
         index = session.reserve()
         flush.begun = True
-        flush.task = self._engine.workers.submit(lambda: _encode_and_store(flush, session, index), self._wake_after_store)
+        flush.task = self._engine.workers.submit(lambda: flush.store(session, index), self._wake_after_store)
 
     def _wake_after_store(self) -> None:
         with self._mutex:
@@ -441,22 +440,27 @@ class Flusher:
         stored: list[Run] = []
         for part, result in zip(flush.parts, results, strict=True):
             if isinstance(result, Stored):
-                placement = Placement(tuple([segment for segment, _ in part.encode()]), result.firsts, part.which)
-                for run in part.runs:
-                    part.lane.stored_number = max(part.lane.stored_number, run.last_number)
-                    run.end(placement, None)
-                stored += part.runs
+                firsts = iter(result.firsts)
+                for piece in part.pieces:
+                    segments = tuple([segment for segment, _ in piece.encode()])
+                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which)
+                    for run in piece.runs:
+                        part.lane.stored_number = max(part.lane.stored_number, run.last_number)
+                        run.end(placement, None)
+                    stored += piece.runs
         self._release(stored)
         failpoints.reach("append.acked")
         self._engine.announce(flush.catalog_flush)
         self._inflight.popleft()
 
     def _prepare(self, flush: PendingFlush) -> bool:
-        """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it."""
-        place: tuple[int, str, int] | None = None
+        """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it.
+
+        Those behind it that are stored by now go along: that is one commit, and one sync, for all of them.
+        """
         if flush.task is not None:
             try:
-                place = flush.task.result()
+                flush.task.result()
             except UnavailableError:
                 # Stored anew when it is tried again, and not before: a flush after room was made must not hear of an older attempt.
                 # Those behind it too: upkeep takes a journal file for finished when newer ones are committed.
@@ -473,7 +477,10 @@ class Flusher:
         if not flush.parts:
             self._inflight.popleft()
             return False
-        flush.catalog_flush = flush.to_catalog(self._live_session(), place)
+        while len(self._inflight) > 1 and self._inflight[1].is_stored:
+            flush.absorb(self._inflight[1])
+            del self._inflight[1]
+        flush.catalog_flush = flush.to_catalog(self._live_session())
         return True
 
     def _handle_refusal(self, part: PendingPart, refusal: Refused) -> None:
@@ -517,13 +524,6 @@ class Flusher:
                 self._buffered_bytes -= run.size
                 run.size = 0
             self._news.notify_all()
-
-
-def _encode_and_store(flush: PendingFlush, session: Session, index: int) -> tuple[int, str, int] | None:
-    """Where the blocks are; None if there are none, since none of the parts can be stored."""
-    buffers, footer = flush.buffers()
-    failpoints.reach("append.encoded")
-    return session.store(index, buffers, footer) if buffers else None
 
 
 def _known(error: Exception) -> HeadwaterError:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 from headwater.catalog import sessions
 from headwater.catalog.flushes import Append, Flush, Part
 from headwater.model.limits import INLINE_BYTES, REMOTE_WRITES
+from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
 from headwater.segments.block import EncodedBlock, encode, encode_few
 from headwater.segments.engine import Engine
@@ -25,6 +27,7 @@ from headwater.storage import layout
 #: Up to so many events are encoded without arrays: making those takes 0.2 ms, a good part of an ack.
 FEW_EVENTS = 32
 _FOOTER_MAGIC = b"HWF1"
+_ENCODERS = 2
 
 
 class Session:
@@ -36,6 +39,8 @@ class Session:
         self.id = engine.database.write(lambda tx: sessions.begin_session(tx, process), repeatable=True)
         self.last_flush = 0
         self.renewed = time.monotonic()
+        #: More flushes that are encoded at once would take turns at the interpreter's lock, and the first be on its way later.
+        self.encoders = threading.BoundedSemaphore(_ENCODERS)
         self._objects = 0
         self._storage = engine.storage
         self._journal = engine.storage.journal(lambda index: layout.journal_key(self.id, index)) if engine.storage.local else None
@@ -62,23 +67,25 @@ class Session:
             self._journal.close()
 
 
-class PendingPart:
-    """Runs of one lane on their way to the segments of one epoch."""
+class Piece:
+    """Runs of one lane that are encoded together: one block for each segment of an epoch that they go to."""
 
     def __init__(self, lane: Lane, runs: list[Run], route: Route, turn: int) -> None:
-        self.lane = lane
         self.runs = runs
+        self._lane = lane
         self._route = route
         self._turn = turn
-        #: One block for each segment the runs go to; and which of those each event went to, None if there is one.
-        self.blocks: list[tuple[int, EncodedBlock]] | None = None
+        #: The blocks by segment; and which of those each event went to, None if there is one.
+        self._blocks: list[tuple[int, EncodedBlock]] | None = None
         self.which: Any = None
         self.error: Exception | None = None
+        #: Where it lies among what is stored with it; and, once it is stored, the object, its key and its position there.
         self.offset = 0
+        self.place: tuple[int, str, int] | None = None
 
     @property
-    def size(self) -> int:
-        return sum([run.size for run in self.runs])
+    def stream(self) -> int:
+        return self._lane.stream.id
 
     @property
     def length(self) -> int:
@@ -86,61 +93,140 @@ class PendingPart:
 
     def encode(self) -> list[tuple[int, EncodedBlock]]:
         """The blocks, made on first use; none if the runs can't be stored; `error` says why."""
-        if self.blocks is None:
+        if self._blocks is None:
             try:
-                self.blocks, self.which = _encode(self.lane, self.runs, self._route, self._turn)
+                self._blocks, self.which = _encode(self._lane, self.runs, self._route, self._turn)
             except Exception as error:
-                self.blocks, self.error = [], error
-        return self.blocks
+                self._blocks, self.error = [], error
+        return self._blocks
+
+    def let_go(self) -> None:
+        """Keep of stored blocks only what the catalog must know."""
+        for _, block in self.encode():
+            block.buffers = []
+
+    def begin_again(self) -> None:
+        """To be stored, if it was, once more."""
+        self.place = None
+        if self._blocks and not self._blocks[0][1].buffers:
+            self._blocks = None
+
+    def to_catalog(self) -> list[Append]:
+        appends = []
+        at = self.place[2] if self.place is not None else 0
+        for segment, block in self.encode():
+            if self.place is None:
+                append = Append(segment, block.count, block.length, block.crc, None, 0, block.to_bytes())
+            else:
+                append = Append(segment, block.count, block.length, block.crc, self.place[0], at, None)
+            appends.append(append)
+            at += _padded(block.length)
+        return appends
+
+
+class PendingPart:
+    """What commits or fails as one: pieces of one lane, in order."""
+
+    def __init__(self, lane: Lane, pieces: list[Piece]) -> None:
+        self.lane = lane
+        self.pieces = pieces
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for piece in self.pieces for run in piece.runs]
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it can't be stored."""
+        return next((piece.error for piece in self.pieces if piece.error is not None), None)
 
 
 class PendingFlush:
-    """Parts that are stored together and committed together, under one number of the session."""
+    """Parts that are committed together, under one number of the session."""
 
     def __init__(self, parts: list[PendingPart]) -> None:
         self.parts = parts
         #: False: its bytes are yet to be handed to the present session.
         self.begun = False
-        self.task: Task[tuple[int, str, int] | None] | None = None
+        self.task: Task[None] | None = None
         self.catalog_flush: Flush | None = None
+
+    @property
+    def _pieces(self) -> list[Piece]:
+        return [piece for part in self.parts for piece in part.pieces]
 
     @property
     def is_small(self) -> bool:
         """Whether it goes into the commit itself."""
-        return sum([part.size for part in self.parts]) <= INLINE_BYTES and sum([part.length for part in self.parts]) <= INLINE_BYTES
+        pieces = self._pieces
+        return sum([run.size for piece in pieces for run in piece.runs]) <= INLINE_BYTES and sum([p.length for p in pieces]) <= INLINE_BYTES
 
-    def buffers(self) -> tuple[list[Any], bytes]:
-        """All blocks one after the other, and the footer that says what they are."""
-        buffers: list[Any] = []
-        contents, at = [], 0
-        for part in self.parts:
-            part.offset = at
-            for segment, block in part.encode():
-                contents.append([part.lane.stream.id, segment, at, block.length, block.count])
-                buffers += block.buffers
-                if block.length % 8:
-                    buffers.append(bytes(-block.length % 8))
-                at += _padded(block.length)
-        text = json.dumps({"blocks": contents}).encode()
-        return buffers, text + struct.pack("<I4s", len(text), _FOOTER_MAGIC)
+    @property
+    def is_stored(self) -> bool:
+        """Whether its bytes are in the present session's storage, all of them."""
+        if not self.begun or self.task is None or not self.task.done or self.task.failed:
+            return False
+        return all(part.error is None for part in self.parts)
 
-    def to_catalog(self, session: Session, place: tuple[int, str, int] | None) -> Flush:
-        """What the catalog commits, under the session's next number. `place` is where the blocks are; None: they go along inline."""
+    def begin_again(self) -> None:
+        """To be stored, if it was, once more."""
+        self.begun, self.task, self.catalog_flush = False, None, None
+        for piece in self._pieces:
+            piece.begin_again()
+
+    def store(self, session: Session, index: int) -> None:
+        """Encode all blocks, and make them durable one after the other, with a footer that says what they are."""
+        pieces = self._pieces
+        with session.encoders:
+            buffers, footer = _gather(pieces)
+        failpoints.reach("append.encoded")
+        if not buffers:
+            return  # None of the parts can be stored.
+        object, key, position = session.store(index, buffers, footer)
+        for piece in pieces:
+            piece.place = object, key, position + piece.offset
+            piece.let_go()
+
+    def absorb(self, other: PendingFlush) -> None:
+        """Take along another one that is stored too."""
+        mine = {part.lane: part for part in self.parts}
+        for part in other.parts:
+            if part.lane in mine:
+                mine[part.lane].pieces += part.pieces
+            else:
+                self.parts.append(part)
+
+    def to_catalog(self, session: Session) -> Flush:
+        """What the catalog commits, under the session's next number: where the blocks are, or, if they are not stored, the blocks."""
         parts = []
+        objects: dict[int, str] = {}
         for pending in self.parts:
             lane = pending.lane
-            appends, at = [], pending.offset
-            for segment, block in pending.encode():
-                if place is None:
-                    append = Append(segment, block.count, block.length, block.crc, None, 0, block.to_bytes())
-                else:
-                    append = Append(segment, block.count, block.length, block.crc, place[0], place[2] + at, None)
-                appends.append(append)
-                at += _padded(block.length)
-            numbers = lane.generation, pending.runs[-1].last_number, lane.expected_tail
+            appends: list[Append] = []
+            for piece in pending.pieces:
+                appends += piece.to_catalog()
+                if piece.place is not None:
+                    objects[piece.place[0]] = piece.place[1]
+            numbers = lane.generation, pending.pieces[-1].runs[-1].last_number, lane.expected_tail
             parts.append(Part(lane.stream.id, tuple(appends), lane.writer, *numbers))
-        objects = () if place is None else ((place[0], place[1]),)
-        return Flush(session.id, session.last_flush + 1, tuple(parts), objects)
+        return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()))
+
+
+def _gather(pieces: list[Piece]) -> tuple[list[Any], bytes]:
+    """All blocks one after the other, and the footer."""
+    buffers: list[Any] = []
+    contents, at = [], 0
+    for piece in pieces:
+        piece.offset = at
+        for segment, block in piece.encode():
+            contents.append([piece.stream, segment, at, block.length, block.count])
+            assert block.buffers, "a block is stored once"
+            buffers += block.buffers
+            if block.length % 8:
+                buffers.append(bytes(-block.length % 8))
+            at += _padded(block.length)
+    text = json.dumps({"blocks": contents}).encode()
+    return buffers, text + struct.pack("<I4s", len(text), _FOOTER_MAGIC)
 
 
 def _padded(length: int) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from headwater.errors import AlreadyExistsError
 from headwater.model import limits
 from headwater.runtime import failpoints
+from headwater.runtime.workers import Task, Workers
 from headwater.storage.files import Folder, explaining, preallocate, sync_data, write_all
 from headwater.storage.interface import Buffer, Place, byte_views
 
@@ -42,6 +43,9 @@ class FileJournal:
         self._file_bytes = file_bytes
         self._mutex = threading.Lock()
         self._file: _File | None = None
+        #: The file to come, begun while this one fills: its name is synced behind whatever else the disk has to do.
+        self._next: Task[_File] | None = None
+        self._workers = Workers("headwater-journal", 1)
         self._next_index = 0
         self._closed = False
 
@@ -73,6 +77,8 @@ class FileJournal:
         with self._mutex:
             self._closed = True
             self._leave()
+            self._drop_next()
+        self._workers.close()
 
     def _reserve(self, length: int) -> tuple[_File, int]:
         with self._mutex:
@@ -81,11 +87,31 @@ class FileJournal:
             if file is None or file.used + length > file.size:
                 self._leave()
                 with explaining("begin a journal file in", self._folder.root):
-                    file = self._file = self._create(length)
+                    file = self._file = self._take_next(length) or self._create(length)
             offset = file.used
             file.used = _align(offset + length)
             file.appends += 1
+            if self._next is None and file.used > file.size // 2:
+                self._next = self._workers.submit(lambda: self._create_sized(_align(self._file_bytes)))
             return file, offset
+
+    def _take_next(self, length: int) -> _File | None:
+        """The file that was begun ahead, if it could be, and is large enough."""
+        if self._next is None:
+            return None
+        self._next.wait()
+        if self._next.failed or self._next.result().size < length:
+            self._drop_next()
+            return None
+        file, self._next = self._next.result(), None
+        return file
+
+    def _drop_next(self) -> None:
+        file, self._next = self._next, None
+        if file is not None:
+            file.wait()
+            if not file.failed:
+                self._trim(file.result())
 
     def _leave(self) -> None:
         """Let no more appends go to the file."""

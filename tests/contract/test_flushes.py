@@ -1,0 +1,182 @@
+"""Flushes that are under way at once: those that are stored when the first one is go into its commit, and fail or are repeated with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from headwater.catalog.flushes import Flush
+from headwater.check import check_store
+from headwater.errors import UnavailableError
+from headwater.segments import flush, pending
+from headwater.segments.engine import Engine
+
+#: Above what goes into the catalog itself.
+VALUE = bytes(20_000)
+KEYS = [f"user-{number}" for number in range(40)]
+BATCHES = 4
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def store(tmp_path: Path, catalog_url: str | None) -> Iterator[hw.Store]:
+    with hw.open(tmp_path / "store", catalog=catalog_url) as store:
+        yield store
+
+
+@pytest.fixture
+def stream(store: hw.Store) -> hw.Stream:
+    return store.create_stream("a/stream", scaling=hw.Scaling.fixed(4))
+
+
+class Storing:
+    """Holds the storing of the first flush from now on, and counts what goes on beside it."""
+
+    def __init__(self, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on = threading.Event()
+        self.stored = 0
+        self.commits: list[Flush] = []
+        self.error: Exception | None = None
+        real_store, real_commit = pending.Session.store, Engine.commit_flush
+        session = store._flusher._session
+        assert session is not None
+        first = session, session.reserve() + 1
+
+        def store_block(session: pending.Session, index: int, *args: Any) -> tuple[int, str, int]:
+            if (session, index) == first and not self.may_go_on.is_set():
+                assert self.may_go_on.wait(WAIT_SECONDS)
+                if self.error is not None:
+                    raise self.error
+            place = real_store(session, index, *args)
+            self.stored += 1
+            return place
+
+        def commit(engine: Engine, given: Flush) -> Any:
+            self.commits.append(given)
+            return real_commit(engine, given)
+
+        monkeypatch.setattr(pending.Session, "store", store_block)
+        monkeypatch.setattr(Engine, "commit_flush", commit)
+        # Each run is a flush of its own.
+        for name in ("FLUSH_BYTES", "_OVERLAP_BYTES", "_OVERLAP_BYTES_WAITED_FOR"):
+            monkeypatch.setattr(flush, name, 1)
+
+
+@pytest.fixture
+def storing(store: hw.Store, stream: hw.Stream, monkeypatch: pytest.MonkeyPatch) -> Storing:
+    with stream.writer() as writer:
+        writer.write(b"so that there is a session", "first").result()
+    return Storing(store, monkeypatch)
+
+
+def write(writer: hw.Writer, storing: Storing) -> list[hw.Ack]:
+    """Give all batches, and return when all but the first are stored."""
+    acks = []
+    for number in range(BATCHES):
+        values = [b"%04d %s" % (number, VALUE)] * len(KEYS)
+        acks.append(writer.write_batch(pa.table({"value": pa.array(values, pa.binary()), "user": KEYS}), key="user"))
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(later := list(writer._flusher._inflight)[1:]) < BATCHES - 1 or not all(one.is_stored for one in later):
+        assert time.monotonic() < deadline, "they were not stored"
+        time.sleep(0.001)
+    return acks
+
+
+def check(stream: hw.Stream, acks: list[hw.Ack]) -> None:
+    """Each event is there once, those of a key are in order, and the acks say where they are."""
+    found: dict[str, list[int]] = {}
+    places = {}
+    for event in stream.read():
+        if event.value.startswith(b"0"):
+            found.setdefault(event.key.decode(), []).append(int(event.value[:4]))
+            places[event.position.segment, event.position.number] = int(event.value[:4])
+    assert found == {key: list(range(BATCHES)) for key in KEYS}
+    for number, ack in enumerate(acks):
+        given = [places[part.segment, at] for part in ack.result() for at in range(part.start, part.end)]
+        assert given == [number] * len(KEYS)
+
+
+@pytest.mark.parametrize("id", [None, "writer-1"])
+def test_those_that_are_stored_go_into_one_commit(stream: hw.Stream, storing: Storing, id: str | None) -> None:
+    with stream.writer(id) as writer:
+        acks = write(writer, storing)
+        storing.may_go_on.set()
+        writer.flush()
+    assert len(storing.commits) == 1 and [len(part.appends) for part in storing.commits[0].parts] == [4 * BATCHES]
+    check(stream, acks)
+
+
+@pytest.mark.parametrize("id", [None, "writer-1"])
+def test_when_a_segment_of_one_was_sealed_all_of_that_writer_s_are_routed_again_in_order(
+    stream: hw.Stream, storing: Storing, id: str | None
+) -> None:
+    with stream.writer(id) as writer:
+        acks = write(writer, storing)
+        stream.split(2)
+        storing.may_go_on.set()
+        writer.flush()
+    check(stream, acks)
+
+
+def test_a_neighbour_s_events_stay_where_they_are(store: hw.Store, stream: hw.Stream, storing: Storing) -> None:
+    other = store.create_stream("a/other")
+    with other.writer() as neighbour, pytest.raises(hw.SealedError), stream.writer() as writer:
+        acks = write(writer, storing)
+        neighbour.write(VALUE * 5)
+        stream.seal()
+        storing.may_go_on.set()
+    for ack in acks:
+        with pytest.raises(hw.SealedError):
+            ack.result()
+    assert [event.value for event in stream.read()] == [b"so that there is a session"]
+    assert Counter(event.value for event in other.read()) == {VALUE * 5: 1}
+
+
+def test_after_a_fence_all_of_them_are_stored_and_committed_once(store: hw.Store, stream: hw.Stream, storing: Storing) -> None:
+    with stream.writer() as writer:
+        acks = write(writer, storing)
+        store._engine.database.write(lambda tx: tx.run("UPDATE session SET live = 0"))
+        storing.may_go_on.set()
+        writer.flush()
+    assert len({given.session for given in storing.commits}) == 2
+    check(stream, acks)
+    assert not check_store(store).problems
+
+
+def test_when_the_first_can_not_be_stored_they_are_all_stored_again_in_order(stream: hw.Stream, storing: Storing) -> None:
+    with stream.writer() as writer:
+        acks = write(writer, storing)
+        storing.error = UnavailableError("no space left")
+        storing.may_go_on.set()
+        with pytest.raises(UnavailableError, match="no space left"):
+            writer.flush()
+        writer.flush()
+    assert storing.stored == 2 * BATCHES - 1
+    check(stream, acks)
+
+
+def test_a_commit_that_failed_is_repeated_as_it_was(stream: hw.Stream, storing: Storing, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stream.writer() as writer:
+        acks = write(writer, storing)
+        real = Engine.commit_flush
+
+        def commit_and_lose_the_answer(engine: Engine, given: Flush) -> Any:
+            monkeypatch.setattr(Engine, "commit_flush", real)
+            real(engine, given)
+            raise UnavailableError("the answer was lost")
+
+        monkeypatch.setattr(Engine, "commit_flush", commit_and_lose_the_answer)
+        storing.may_go_on.set()
+        with pytest.raises(UnavailableError, match="the answer was lost"):
+            writer.flush()
+        writer.flush()
+    assert len(storing.commits) == 2 and storing.commits[0] == storing.commits[1]
+    check(stream, acks)
