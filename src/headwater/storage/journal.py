@@ -107,11 +107,11 @@ class FileJournal:
         return file
 
     def _drop_next(self) -> None:
-        file, self._next = self._next, None
-        if file is not None:
-            file.wait()
-            if not file.failed:
-                self._trim(file.result())
+        task, self._next = self._next, None
+        if task is not None:
+            task.wait()
+            if not task.failed:
+                self._remove(task.result())
 
     def _leave(self) -> None:
         """Let no more appends go to the file."""
@@ -165,6 +165,12 @@ class FileJournal:
         finally:
             os.close(fd)
         return _File(key, index, path, size)
+
+    def _remove(self, file: _File) -> None:
+        """Remove the newest file, of which nothing is used, and use its index again."""
+        with contextlib.suppress(OSError):
+            self._folder.remove([file.key])
+            self._next_index = file.index
 
     def _trim(self, file: _File) -> None:
         """Give back what was preallocated and not used. Not while there are appends, behind which it would wait for the kernel's lock."""
