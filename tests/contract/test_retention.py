@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater.streams import retention
+from headwater.segments.engine import Engine
+from headwater.streams import retention, truncation
 from tests.crash.processes import Place
 
 KIB = 1024
@@ -153,6 +154,48 @@ def test_what_every_named_group_has_read_goes_and_no_more(store: hw.Store) -> No
     assert numbers(stream) == [8, 9]
     store.run_upkeep()
     assert numbers(stream) == [8, 9]
+
+
+def test_a_group_that_goes_back_while_retention_decides_keeps_what_it_goes_back_to(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = store.create_stream("r/back", retention=hw.Retention.by_consumption(["g"]))
+    write(stream, range(6))
+    group = store.reader_group("g", ["r/back"])
+    head = stream.head()
+    read_some(store, "g", 4)
+    real = truncation.truncate
+
+    def go_back_first(*args: Any) -> None:
+        group.reset(head)
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(truncation, "truncate", go_back_first)
+        retain(store)
+    assert numbers(stream) == list(range(6))
+    with group.reader("r") as reader:
+        found = reader.read(timeout=10)
+        assert found is not None and found.value.startswith(b"0|")
+
+
+def test_a_group_that_goes_back_to_what_retention_just_let_go_is_told(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = store.create_stream("r/back", retention=hw.Retention.by_consumption(["g"]))
+    write(stream, range(6))
+    group = store.reader_group("g", ["r/back"])
+    head = stream.head()
+    read_some(store, "g", 4)
+    real = Engine.write
+
+    def retain_first(engine: Engine, *args: Any) -> Any:
+        monkeypatch.setattr(Engine, "write", real)
+        retain(store)
+        return real(engine, *args)
+
+    monkeypatch.setattr(Engine, "write", retain_first)
+    with pytest.raises(hw.TruncatedError):
+        group.reset(head)
+    assert numbers(stream) == [4, 5] and group.lag().events == 2
 
 
 def test_consumption_across_a_split_goes_by_what_was_read_of_each_segment(store: hw.Store) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from headwater.catalog import extents, groups, segments, watermarks
+from headwater.catalog import extents, groups, segments, streams, watermarks
 from headwater.catalog.database import Tx
 from headwater.catalog.groups import Assigned, GroupRow
 from headwater.catalog.segments import SegmentRow
@@ -23,7 +23,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
 from headwater.streams.cuts import Place
-from headwater.streams.lifecycle import open_stream
+from headwater.streams.lifecycle import deleted, open_stream
 
 if TYPE_CHECKING:
     from headwater.store import Store
@@ -128,9 +128,19 @@ class ReaderGroup:
         """Put the group at a cut (or at "head", "tail" or a time). TruncatedError if some of what lies behind it is gone."""
         if cut is None:
             raise InvalidRequestError("a reset takes the cut to go on from")
-        refs = self._refs()
-        positions = {ref.id: cuts.numbers(self._engine, ref, cut) for ref in refs}
-        self._engine.write(groups.reset_group, self._row.id, positions)
+        places = [(ref, cuts.fix(self._engine, ref, cut)) for ref in sorted(self._refs(), key=lambda ref: ref.id)]
+
+        def work(tx: Tx) -> None:
+            # Under the streams' locks: retention by what groups have read is decided before, and seen here, or sees where the group is.
+            for ref, _ in places:
+                try:
+                    streams.lock_stream(tx, ref.id)
+                except NotFoundError:
+                    raise deleted(ref) from None
+            positions = {ref.id: cuts.numbers_in(tx, self._engine.store_id, ref, place) for ref, place in places}
+            groups.reset_group(tx, self._row.id, positions)
+
+        self._engine.write(work)
 
     def lag(self) -> Lag:
         """How far the committed positions are behind the tails (of a bounded group: behind its end)."""

@@ -31,6 +31,7 @@ class _Extent(NamedTuple):
 
 
 _Next = tuple[int, int, _Extent, Iterator[_Extent]]
+_Decision = Cut | Callable[[Tx], Cut | None]
 
 
 def retain(engine: Engine, now_us: int, note: Callable[[str], None]) -> int:
@@ -51,12 +52,10 @@ def retain(engine: Engine, now_us: int, note: Callable[[str], None]) -> int:
     return truncated
 
 
-def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, note: Callable[[str], None]) -> Iterator[Cut]:
-    """Every cut before which things may go: each for its own reason."""
+def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, note: Callable[[str], None]) -> Iterator[_Decision]:
+    """Every cut before which things may go, or how it is found: each for its own reason."""
     if policy.kind == "consumption":
-        consumed = _consumed(engine, stream, policy.groups, note)
-        if consumed is not None:
-            yield consumed
+        yield lambda tx: _consumed(tx, engine, stream, policy.groups, note)
     if policy.seconds is not None and policy.seconds * 1_000_000 < now_us:
         yield cuts.at_time(engine, stream, clock.to_datetime(now_us) - timedelta(seconds=policy.seconds))
     if policy.bytes is not None:
@@ -65,32 +64,27 @@ def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, not
             yield cuts.single(engine, stream, oversized)
 
 
-def _truncate(engine: Engine, stream: StreamRef, cut: Cut) -> bool:
+def _truncate(engine: Engine, stream: StreamRef, cut: _Decision) -> bool:
     before = cuts.head(engine, stream)
     truncation.truncate(engine, stream, cut)
     return cuts.head(engine, stream) != before
 
 
-def _consumed(engine: Engine, stream: StreamRef, names: tuple[str, ...], note: Callable[[str], None]) -> Cut | None:
+def _consumed(tx: Tx, engine: Engine, stream: StreamRef, names: tuple[str, ...], note: Callable[[str], None]) -> Cut | None:
     """Behind all that these groups have read; None while one of them is missing, so that nothing goes unread."""
-
-    def look(tx: Tx) -> dict[int, int] | None:
-        rows = segments.list_segments(tx, stream.id)
-        heads = {row.number: row.tail for row in rows}
-        for name in names:
-            group = groups.find_group(tx, name)
-            if group is None or stream.id not in group.streams:
-                note(f"nothing of {stream.name} goes by consumption: there is no reader group {name!r} that reads it")
-                return None
-            numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream.id}
-            spans = [row.span for row in rows if row.number in numbers]
-            for row in rows:
-                read = numbers.get(row.number, row.tail if is_before(row.span, spans) else row.head)
-                heads[row.number] = min(heads[row.number], read)
-        return _cut_behind(rows, heads)
-
-    numbers = engine.read(look)
-    return None if numbers is None else cuts.single(engine, stream, numbers)
+    rows = segments.list_segments(tx, stream.id)
+    heads = {row.number: row.tail for row in rows}
+    for name in names:
+        group = groups.find_group(tx, name)
+        if group is None or stream.id not in group.streams:
+            note(f"nothing of {stream.name} goes by consumption: there is no reader group {name!r} that reads it")
+            return None
+        numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream.id}
+        spans = [row.span for row in rows if row.number in numbers]
+        for row in rows:
+            read = numbers.get(row.number, row.tail if is_before(row.span, spans) else row.head)
+            heads[row.number] = min(heads[row.number], read)
+    return cuts.single(engine, stream, _cut_behind(rows, heads))
 
 
 def _oversized(tx: Tx, stream: StreamRef, limit_bytes: int) -> dict[int, int] | None:

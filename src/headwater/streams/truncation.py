@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headwater.catalog import extents, segments, streams
 from headwater.catalog.database import Tx
 from headwater.errors import NotFoundError
@@ -13,13 +15,19 @@ from headwater.segments.lanes import StreamRef
 from headwater.streams.cuts import check_truncation
 
 
-def truncate(engine: Engine, stream: StreamRef, cut: Cut) -> None:
-    """Make everything before the cut unreadable. A cut before the head changes nothing."""
+def truncate(engine: Engine, stream: StreamRef, cut: Cut | Callable[[Tx], Cut | None]) -> None:
+    """Make everything before the cut unreadable. A cut before the head changes nothing.
+
+    It may be decided under the stream's lock: so that who looks for the head under it too, as a group's reset does, comes before or after.
+    """
 
     def work(tx: Tx) -> None:
         streams.lock_stream(tx, stream.id)
+        found = cut if isinstance(cut, Cut) else cut(tx)
+        if found is None:
+            return
         rows = segments.list_segments(tx, stream.id)
-        heads, dropped = check_truncation(engine.store_id, stream, rows, cut)
+        heads, dropped = check_truncation(engine.store_id, stream, rows, found)
         if heads or dropped:
             segments.advance_heads(tx, stream.id, heads, dropped)
 
