@@ -91,7 +91,8 @@ class FileJournal:
             offset = file.used
             file.used = _align(offset + length)
             file.appends += 1
-            if self._next is None and file.used > file.size // 2:
+            # A smaller file than usual is what a nearly full disk had left.
+            if self._next is None and file.used > file.size // 2 and file.size >= self._file_bytes:
                 self._next = self._workers.submit(lambda: self._create_sized(_align(self._file_bytes)))
             return file, offset
 
