@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +12,6 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.flushes import Flush
-from headwater.check import check_store
 from headwater.errors import UnavailableError
 from headwater.segments import flush, pending
 from headwater.segments.engine import Engine
@@ -24,12 +21,6 @@ VALUE = bytes(20_000)
 KEYS = [f"user-{number}" for number in range(40)]
 BATCHES = 4
 WAIT_SECONDS = 60.0
-
-
-@pytest.fixture
-def store(tmp_path: Path, catalog_url: str | None) -> Iterator[hw.Store]:
-    with hw.open(tmp_path / "store", catalog=catalog_url) as store:
-        yield store
 
 
 @pytest.fixture
@@ -148,7 +139,6 @@ def test_after_a_fence_all_of_them_are_stored_and_committed_once(store: hw.Store
         writer.flush()
     assert len({given.session for given in storing.commits}) == 2
     check(stream, acks)
-    assert not check_store(store).problems
 
 
 def test_when_the_first_can_not_be_stored_they_are_all_stored_again_in_order(stream: hw.Stream, storing: Storing) -> None:

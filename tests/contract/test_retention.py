@@ -156,14 +156,20 @@ def test_what_every_named_group_has_read_goes_and_no_more(store: hw.Store) -> No
     assert numbers(stream) == [8, 9]
 
 
-def test_a_group_that_goes_back_while_retention_decides_keeps_what_it_goes_back_to(
-    store: hw.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def half_read(store: hw.Store) -> tuple[hw.Stream, hw.ReaderGroup]:
+    """A stream of events 0 to 5, and the group that its retention goes by, which has read 0 to 3."""
     stream = store.create_stream("r/back", retention=hw.Retention.by_consumption(["g"]))
     write(stream, range(6))
     group = store.reader_group("g", ["r/back"])
-    head = stream.head()
     read_some(store, "g", 4)
+    return stream, group
+
+
+def test_a_group_that_goes_back_while_retention_decides_keeps_what_it_goes_back_to(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, group = half_read(store)
+    head = stream.head()
     real = truncation.truncate
 
     def go_back_first(*args: Any) -> None:
@@ -180,11 +186,8 @@ def test_a_group_that_goes_back_while_retention_decides_keeps_what_it_goes_back_
 
 
 def test_a_group_that_goes_back_to_what_retention_just_let_go_is_told(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = store.create_stream("r/back", retention=hw.Retention.by_consumption(["g"]))
-    write(stream, range(6))
-    group = store.reader_group("g", ["r/back"])
+    stream, group = half_read(store)
     head = stream.head()
-    read_some(store, "g", 4)
     real = Engine.write
 
     def retain_first(engine: Engine, *args: Any) -> Any:
