@@ -38,11 +38,11 @@ class Sizes:
 
 
 FULL = Sizes(
-    rounds=7, write_events=500_000, batch_mb=128, read_events=2_000_000, acks=500, tail_events=300, idle_tail_events=20,
+    rounds=7, write_events=500_000, batch_mb=256, read_events=4_000_000, acks=500, tail_events=300, idle_tail_events=20,
     process_events=400_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=10_000, extents=1_000_000, commits=400, staged_blocks=10000,
 )  # fmt: skip
 DEFAULT = Sizes(
-    rounds=5, write_events=400_000, batch_mb=64, read_events=1_000_000, acks=300, tail_events=200, idle_tail_events=12,
+    rounds=5, write_events=400_000, batch_mb=256, read_events=4_000_000, acks=300, tail_events=200, idle_tail_events=12,
     process_events=300_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=1_000, extents=1_000_000, commits=200, staged_blocks=10000,
 )  # fmt: skip
 QUICK = Sizes(

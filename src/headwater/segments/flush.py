@@ -26,10 +26,12 @@ from headwater.segments.lanes import Lane, Placement, Run, StreamRef
 from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
 from headwater.segments.routing import Router
 
-#: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones. Less will do
-#: while somebody waits, who may not give more until all of it is stored, or where storage is far away.
-_OVERLAP_BYTES = 4 * MIB
+#: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones, and so is
+#: reading what they stored. Less will do while somebody waits, who may not give more until all of it is stored, or where storage is far.
+_OVERLAP_BYTES = 12 * MIB
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
+#: None begins while those under way have this much: each of them is in memory twice.
+_UNDER_WAY_BYTES = 36 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
 
 
@@ -314,10 +316,10 @@ class Flusher:
         if self._session is not None and self._session.is_used_up:
             return False  # Another session begins when all of this one's is committed.
         local = self._engine.storage.local
-        if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES):
+        under_way = sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
+        if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES) or under_way >= _UNDER_WAY_BYTES:
             return False
-        waiting = self._buffered_bytes - sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
-        return waiting >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
+        return self._buffered_bytes - under_way >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
 
     def _gather(self) -> PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size."""
@@ -344,7 +346,7 @@ class Flusher:
             except Exception as error:
                 self._fail_lane(lane, _known(error), runs)
                 continue
-            room -= sum(run.size for run in runs)
+            room -= sum(run.payload for run in runs)
             if lane.queue:
                 left.append(lane)
         with self._mutex:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from datetime import datetime
+from itertools import groupby
 from time import sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import HeadwaterError
-from headwater.model.limits import MIB
+from headwater.model.limits import KIB, MIB
 from headwater.model.positions import Position
 from headwater.model.schemas import OPAQUE, TIME
 from headwater.segments.block import Chunk
@@ -36,6 +37,7 @@ _FEW_EVENTS = 64
 SMALL_BYTES = 1024
 #: What an event costs in memory beside its bytes.
 EVENT_OVERHEAD_BYTES = 64
+_JOINED_BYTES = 128 * KIB
 
 
 class StreamRef(NamedTuple):
@@ -90,6 +92,7 @@ class Run:
         "lane",
         "last_number",
         "offset",
+        "overhead",
         "placement",
         "places",
         "size",
@@ -108,7 +111,9 @@ class Run:
         self.times: dict[int, datetime] = {}
         self.chunk: Chunk | None = None
         self.count = 0
+        #: What it is counted as against the process's limit, and how much of that is not stored.
         self.size = 0
+        self.overhead = 0
         self.last_number = 0
         self.offset = 0
         self.placement: Placement | None = None
@@ -117,6 +122,11 @@ class Run:
     @property
     def ended(self) -> bool:
         return self.placement is not None or self.error is not None
+
+    @property
+    def payload(self) -> int:
+        """About how many bytes of it will be stored."""
+        return self.size - self.overhead
 
     def put(self, value: Any, key: bytes | None, time: datetime | None, number: int | None) -> int | None:
         """Add an event; returns its index, or None if there is no place left."""
@@ -140,8 +150,10 @@ class Run:
         if self.unused:
             del self.values[self.unused[0] :], self.keys[self.unused[0] :]
         self.count = len(self.values)
-        if self.lane.stream.is_opaque and self.lane.stream.kind == "events":
-            self.size = self._measure() + EVENT_OVERHEAD_BYTES * self.count
+        if self.lane.stream.kind == "events":
+            self.overhead = EVENT_OVERHEAD_BYTES * self.count
+            if self.lane.stream.is_opaque:
+                self.size = self._measure() + self.overhead
 
     def _measure(self) -> int:
         while True:
@@ -150,18 +162,37 @@ class Run:
             except TypeError:
                 sleep(0.001)  # None: a debugger, say, stopped a thread between taking its place and filling it.
 
-    def freeze(self) -> None:
-        """Turn the collected events into one chunk. A byte stream's stay a list of bytes."""
-        if self.chunk is not None or self.lane.stream.kind == "bytes":
-            return
-        self.chunk = make_chunk(self.lane.stream, self.values, self.keys, self.times)
-        self.values, self.keys, self.times = [], [], {}
-
     def end(self, placement: Placement | None, error: HeadwaterError | None) -> None:
         self.placement = placement
         self.error = error
         self.chunk = None
         self.values, self.keys = [], []
+
+
+def freeze(runs: list[Run]) -> list[Chunk]:
+    """Turn what the runs collected into chunks, in order; those next to each other become one, of which each run keeps its part."""
+    chunks: list[Chunk] = []
+    for is_collected, some in groupby(runs, key=lambda run: run.chunk is None):
+        neighbours = list(some)
+        chunks += [_freeze_together(neighbours)] if is_collected else [run.chunk for run in neighbours if run.chunk is not None]
+    return chunks
+
+
+def _freeze_together(runs: list[Run]) -> Chunk:
+    values: list[Any] = []
+    keys: list[bytes | None] = []
+    times: dict[int, datetime] = {}
+    for run in runs:
+        times.update({len(values) + index: time for index, time in run.times.items()})
+        values += run.values
+        keys += run.keys
+    whole = make_chunk(runs[0].lane.stream, values, keys, times)
+    start = 0
+    for run in runs:
+        run.chunk = whole.slice(start, start + run.count)
+        run.values, run.keys, run.times = [], [], {}
+        start += run.count
+    return whole
 
 
 def make_chunk(stream: StreamRef, values: list[Any], keys: list[bytes | None], times: dict[int, datetime]) -> Chunk:
@@ -182,7 +213,21 @@ def _binary(values: list[Any]) -> pa.Array:
     # Joining and summing is three times as fast as pa.array over a list of bytes.
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=len(values)), out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), _joined(values, int(offsets[-1]))])
+
+
+def _joined(values: list[Any], size: int) -> pa.Buffer:
+    # In parts that the processor's cache holds, to memory of Arrow's: Python's own, of megabytes at a time, is new each time, and each
+    # thread's allocator keeps some of it.
+    found = pa.allocate_buffer(size)
+    view = memoryview(found).cast("B")
+    count = max(1, _JOINED_BYTES * len(values) // max(1, size))
+    at = 0
+    for start in range(0, len(values), count):
+        part = b"".join(values[start : start + count])
+        view[at : at + len(part)] = part
+        at += len(part)
+    return found
 
 
 class Lane:
@@ -265,9 +310,9 @@ class Lane:
         size = 0
         with self.lock:
             self.close_run()
-            while self.queue and (not taken or size + self.queue[0].size <= limit_bytes):
+            while self.queue and (not taken or size + self.queue[0].payload <= limit_bytes):
                 taken.append(self.queue.popleft())
-                size += taken[-1].size
+                size += taken[-1].payload
         return taken
 
     def put_back(self, runs: list[Run]) -> None:

@@ -20,7 +20,7 @@ from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
 from headwater.segments.block import EncodedBlock, encode, encode_few
 from headwater.segments.engine import Engine
-from headwater.segments.lanes import Lane, Run
+from headwater.segments.lanes import Lane, Run, freeze
 from headwater.segments.routing import Route
 from headwater.storage import layout
 
@@ -242,13 +242,10 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
         return [(route.numbers[0], _raw_block(runs))], None
     if lane.stream.is_opaque and _are_few(runs):
         return _encode_few(lane, runs, route, turn)
-    chunks = []
     for run in runs:
-        run.freeze()
-        assert run.chunk is not None
         run.offset = offset
         offset += run.count
-        chunks.append(run.chunk)
+    chunks = freeze(runs)
     spread, which = route.spread(chunks, turn)
     return [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread], which
 
