@@ -1,0 +1,108 @@
+"""Runs on their way to a flush: what they collected becomes chunks, and how much of them a flush takes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pyarrow as pa
+
+from headwater.model.schemas import OPAQUE
+from headwater.segments.block import Chunk, join
+from headwater.segments.flush import Flusher
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Lane, Run, StreamRef, freeze
+
+
+class _Counting:
+    """In the flusher's place: notes what was counted."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def activate(self, lane: Lane) -> None:
+        pass
+
+    def account(self, size: int) -> None:
+        self.bytes += size
+
+
+def _lane() -> Lane:
+    return Lane(cast(Flusher, _Counting()), StreamRef(1, "shop/orders", "events", OPAQUE, 1, True), None, 0, 0)
+
+
+def _collected(lane: Lane, count: int, first: int) -> Run:
+    with lane.lock:
+        for index in range(first, first + count):
+            key = b"user-%d" % index if index % 3 else None
+            time = datetime.fromtimestamp(index, UTC) if index % 5 == 0 else None
+            run, _ = lane.put(b"%d" % index * (index % 7), key, time)
+        lane.close_run()
+    return run
+
+
+def _given(lane: Lane, chunk: Chunk) -> Run:
+    with lane.lock:
+        return lane.add_chunk(chunk, 100)
+
+
+def _rows(chunks: list[Chunk]) -> list[tuple[Any, ...]]:
+    whole = join(chunks)
+    times = whole.times.to_pylist() if whole.times is not None else [None] * whole.count
+    keys = whole.keys.to_pylist() if whole.keys is not None else [None] * whole.count
+    return list(zip(whole.columns.column(0).to_pylist(), keys, times, strict=True))
+
+
+def _expected(first: int, count: int) -> list[tuple[Any, ...]]:
+    return [
+        (
+            b"%d" % index * (index % 7),
+            b"user-%d" % index if index % 3 else None,
+            datetime.fromtimestamp(index, UTC) if index % 5 == 0 else None,
+        )
+        for index in range(first, first + count)
+    ]
+
+
+def test_neighbours_become_one_chunk_and_each_keeps_its_part() -> None:
+    lane = _lane()
+    runs = [_collected(lane, 40, 0), _collected(lane, 1, 40), _collected(lane, 60, 41)]
+    chunks = freeze(runs)
+    assert [chunk.count for chunk in chunks] == [101]
+    assert _rows(chunks) == _expected(0, 101)
+    assert [_rows([run.chunk]) for run in runs if run.chunk is not None] == [_expected(0, 40), _expected(40, 1), _expected(41, 60)]
+    # As after a refusal: the same runs once more, with one that came since.
+    again = freeze([*runs, _collected(lane, 50, 101)])
+    assert _rows(again) == _expected(0, 151)
+
+
+def test_batches_stay_as_they_are_also_the_same_one_twice() -> None:
+    lane = _lane()
+    batch = Chunk(pa.RecordBatch.from_arrays([pa.array([b"a", b"b"], pa.binary())], schema=OPAQUE), None, None)
+    chunks = freeze([_given(lane, batch), _given(lane, batch), _collected(lane, 40, 0), _given(lane, batch)])
+    assert [chunk.count for chunk in chunks] == [2, 2, 40, 2]
+    assert chunks[0] is batch and chunks[1] is batch and chunks[3] is batch
+
+
+def test_values_larger_than_a_part_of_a_join_and_empty_ones() -> None:
+    lane = _lane()
+    values = [b"x" * 300_000, b"", b"y" * 131_072, b"z", b"", b"w" * 131_073]
+    with lane.lock:
+        for value in values:
+            run, _ = lane.put(value, b"")
+        lane.close_run()
+    (chunk,) = freeze([run])
+    assert chunk.columns.column(0).to_pylist() == values
+    assert chunk.keys is not None and chunk.keys.to_pylist() == [b""] * len(values)
+
+
+def test_a_flush_takes_as_many_bytes_as_it_stores_and_memory_counts_more() -> None:
+    lane = _lane()
+    with lane.lock:
+        for _ in range(3):
+            for _ in range(100):
+                lane.put(b"x" * 100)
+            lane.close_run()
+    counted = cast(_Counting, lane.flusher)
+    assert counted.bytes == 300 * (100 + EVENT_OVERHEAD_BYTES)
+    assert sum(run.count for run in lane.take(20_000)) == 200
+    assert sum(run.count for run in lane.take(20_000)) == 100
