@@ -370,6 +370,28 @@ def test_a_fenced_background_goes_on_with_a_new_session(place: Place, quick: Non
         assert values(stream) == numbered(8)
 
 
+def test_a_background_that_was_fenced_leaves_the_lease_to_one_who_waits_to_do_it_by_hand(
+    place: Place, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with background(place) as store:
+        own = store._upkeep
+        wait_until(lambda: own._is_held)
+        fenced, give_up = threading.Event(), own._give_up
+
+        def slowly() -> None:
+            if threading.current_thread() in upkeep_threads():
+                fenced.set()
+                time.sleep(0.3)
+            give_up()
+
+        monkeypatch.setattr(own, "_give_up", slowly)
+        store._engine.write(lambda tx: tx.run("DELETE FROM lease"))
+        assert fenced.wait(10)
+        with store.pause_upkeep():
+            time.sleep(0.4)
+            assert own._is_held and own._session is not None
+
+
 # Lost answers.
 
 

@@ -120,12 +120,13 @@ class Upkeep:
             report = None
             try:
                 with self._mutex:
-                    if not self._is_wanted and self._take_if_free():
-                        report = self._round(eager=False)
-            except FencedError:
-                # Another one may take this session for dead, and what it stores for garbage: go on with a new one.
-                with suppress(HeadwaterError):
-                    self._give_up()
+                    try:
+                        if not self._is_wanted and self._take_if_free():
+                            report = self._round(eager=False)
+                    except FencedError:
+                        # Another one may take this session for dead, and what it stores for garbage: go on with a new one. Before
+                        # the mutex is free: one who waits to do the upkeep by hand must not get that session, and lose it at once.
+                        self._give_up()
             except UnavailableError as error:
                 log.info("upkeep waits: %s", error)
             except HeadwaterError as error:
