@@ -30,7 +30,7 @@ from headwater.segments.routing import Router
 #: reading what they stored. Less will do while somebody waits, who may not give more until all of it is stored, or where storage is far.
 _OVERLAP_BYTES = 12 * MIB
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
-#: None begins while those under way have this much: each of them is in memory twice.
+#: Beside two, none begins while they have more than this: each is in memory twice, and two keep a disk busy.
 _UNDER_WAY_BYTES = 36 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -317,7 +317,9 @@ class Flusher:
             return False  # Another session begins when all of this one's is committed.
         local = self._engine.storage.local
         under_way = sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
-        if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES) or under_way >= _UNDER_WAY_BYTES:
+        if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES):
+            return False
+        if local and len(self._inflight) >= 2 and under_way > _UNDER_WAY_BYTES:
             return False
         return self._buffered_bytes - under_way >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
 
