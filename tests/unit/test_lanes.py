@@ -106,3 +106,14 @@ def test_a_flush_takes_as_many_bytes_as_it_stores_and_memory_counts_more() -> No
     assert counted.bytes == 300 * (100 + EVENT_OVERHEAD_BYTES)
     assert sum(run.count for run in lane.take(20_000)) == 200
     assert sum(run.count for run in lane.take(20_000)) == 100
+
+
+def test_keys_count_as_values_do() -> None:
+    lane = _lane()
+    with lane.lock:
+        for index in range(60):
+            lane.put(b"", b"k" * 1000 if index % 2 else None)
+            if index % 20 == 19:
+                lane.close_run()
+    assert cast(_Counting, lane.flusher).bytes == 30 * 1000 + 60 * EVENT_OVERHEAD_BYTES
+    assert [sum(run.count for run in lane.take(20_000)) for _ in range(2)] == [40, 20]

@@ -158,7 +158,8 @@ class Run:
     def _measure(self) -> int:
         while True:
             try:
-                return sum(map(len, self.values))
+                # Values first: their keys are there when they are.
+                return sum(map(len, self.values)) + sum(map(len, filter(None, self.keys)))
             except TypeError:
                 sleep(0.001)  # None: a debugger, say, stopped a thread between taking its place and filling it.
 
