@@ -68,14 +68,14 @@ def storing(store: hw.Store, stream: hw.Stream, monkeypatch: pytest.MonkeyPatch)
     return Storing(store, monkeypatch)
 
 
-def write(writer: hw.Writer, storing: Storing) -> list[hw.Ack]:
-    """Give all batches, and return when all but the first are stored."""
+def write(writer: hw.Writer, storing: Storing, small: int | None = None) -> list[hw.Ack]:
+    """Give all batches, and return when all but the first are stored, or so small that they go into the commit itself."""
     acks = []
     for number in range(BATCHES):
-        values = [b"%04d %s" % (number, VALUE)] * len(KEYS)
+        values = [b"%04d %s" % (number, b"" if number == small else VALUE)] * len(KEYS)
         acks.append(writer.write_batch(pa.table({"value": pa.array(values, pa.binary()), "user": KEYS}), key="user"))
     deadline = time.monotonic() + WAIT_SECONDS
-    while len(later := list(writer._flusher._inflight)[1:]) < BATCHES - 1 or not all(one.is_stored for one in later):
+    while len(later := list(writer._flusher._inflight)[1:]) < BATCHES - 1 or not all(one.is_stored or one.is_small for one in later):
         assert time.monotonic() < deadline, "they were not stored"
         time.sleep(0.001)
     return acks
@@ -102,6 +102,20 @@ def test_those_that_are_stored_go_into_one_commit(stream: hw.Stream, storing: St
         storing.may_go_on.set()
         writer.flush()
     assert len(storing.commits) == 1 and [len(part.appends) for part in storing.commits[0].parts] == [4 * BATCHES]
+    check(stream, acks)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_one_that_goes_into_the_commit_itself_takes_those_behind_it_along(stream: hw.Stream, storing: Storing, is_split: bool) -> None:
+    with stream.writer() as writer:
+        acks = write(writer, storing, small=1)
+        if is_split:
+            stream.split(2)
+        storing.may_go_on.set()
+        writer.flush()
+    if not is_split:
+        first, second = ([[append.data is None for append in part.appends] for part in given.parts] for given in storing.commits)
+        assert first == [[True] * 4] and second == [[False] * 4 + [True] * 8]
     check(stream, acks)
 
 
