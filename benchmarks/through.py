@@ -37,9 +37,10 @@ def main(url: str, catalog: str, megabytes: int) -> None:
     with hw.open(url, catalog=catalog or None) as store:
         stream = store.create_stream("bench/through", scaling=hw.Scaling.fixed(4))
         with stream.writer() as writer:
-            for _ in range(rounds):
+            for number in range(rounds):
                 for value, key in zip(values, keys, strict=True):
-                    writer.write(value, key)
+                    # Each a value of its own, as those of a program that reads them from somewhere.
+                    writer.write(b"%016d" % number + value[16:], key)
             for _ in range(rounds):
                 writer.write_batch(batch, key="user")
         found = sum(part.num_rows for item in stream.ranges() for part in item.to_batches())

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 
 from headwater.model.schemas import OPAQUE
 from headwater.segments.block import Chunk, join
 from headwater.segments.flush import Flusher
-from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Lane, Run, StreamRef, freeze
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Lane, Loose, Run, StreamRef, given
 
 
 class _Counting:
@@ -45,8 +46,8 @@ def _given(lane: Lane, chunk: Chunk) -> Run:
         return lane.add_chunk(chunk, 100)
 
 
-def _rows(chunks: list[Chunk]) -> list[tuple[Any, ...]]:
-    whole = join(chunks)
+def _rows(chunks: list[Chunk | Loose]) -> list[tuple[Any, ...]]:
+    whole = join([chunk.whole() if isinstance(chunk, Loose) else chunk for chunk in chunks])
     times = whole.times.to_pylist() if whole.times is not None else [None] * whole.count
     keys = whole.keys.to_pylist() if whole.keys is not None else [None] * whole.count
     return list(zip(whole.columns.column(0).to_pylist(), keys, times, strict=True))
@@ -63,22 +64,38 @@ def _expected(first: int, count: int) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_neighbours_become_one_chunk_and_each_keeps_its_part() -> None:
+def test_neighbours_are_given_together_and_again_after_a_refusal() -> None:
     lane = _lane()
     runs = [_collected(lane, 40, 0), _collected(lane, 1, 40), _collected(lane, 60, 41)]
-    chunks = freeze(runs)
+    chunks = given(runs)
     assert [chunk.count for chunk in chunks] == [101]
     assert _rows(chunks) == _expected(0, 101)
-    assert [_rows([run.chunk]) for run in runs if run.chunk is not None] == [_expected(0, 40), _expected(40, 1), _expected(41, 60)]
-    # As after a refusal: the same runs once more, with one that came since.
-    again = freeze([*runs, _collected(lane, 50, 101)])
+    # The same runs once more, with one that came since.
+    again = given([*runs, _collected(lane, 50, 101)])
     assert _rows(again) == _expected(0, 151)
+
+
+def test_loose_events_are_taken_in_any_order() -> None:
+    (loose,) = given([_collected(lane := _lane(), 40, 0), _collected(lane, 20, 40)])
+    order = np.random.default_rng(1).permutation(60)
+    assert _rows([loose.take(order)]) == [_expected(0, 60)[index] for index in order]
+    assert _rows([loose.take(order[:7])]) == [_expected(0, 60)[index] for index in order[:7]]
+
+
+def test_loose_rows_of_a_schema_are_taken_in_any_order() -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("tags", pa.list_(pa.string()))])
+    stream = StreamRef(1, "shop/orders", "events", schema, 1, False)
+    rows = [{"id": index, "tags": [f"tag-{index}"] * (index % 3) if index % 4 else None} for index in range(30)]
+    order = np.random.default_rng(1).permutation(30)
+    chunk = Loose(stream, rows, [None] * 30, {}).take(order)
+    assert chunk.columns.schema == schema and chunk.columns.to_pylist() == [rows[index] for index in order]
+    assert chunk.keys is None and chunk.times is None
 
 
 def test_batches_stay_as_they_are_also_the_same_one_twice() -> None:
     lane = _lane()
     batch = Chunk(pa.RecordBatch.from_arrays([pa.array([b"a", b"b"], pa.binary())], schema=OPAQUE), None, None)
-    chunks = freeze([_given(lane, batch), _given(lane, batch), _collected(lane, 40, 0), _given(lane, batch)])
+    chunks = given([_given(lane, batch), _given(lane, batch), _collected(lane, 40, 0), _given(lane, batch)])
     assert [chunk.count for chunk in chunks] == [2, 2, 40, 2]
     assert chunks[0] is batch and chunks[1] is batch and chunks[3] is batch
 
@@ -90,7 +107,8 @@ def test_values_larger_than_a_part_of_a_join_and_empty_ones() -> None:
         for value in values:
             run, _ = lane.put(value, b"")
         lane.close_run()
-    (chunk,) = freeze([run])
+    (loose,) = given([run])
+    chunk = loose.take(np.arange(len(values)))
     assert chunk.columns.column(0).to_pylist() == values
     assert chunk.keys is not None and chunk.keys.to_pylist() == [b""] * len(values)
 

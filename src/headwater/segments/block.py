@@ -67,17 +67,19 @@ def join(chunks: Sequence[Chunk]) -> Chunk:
     """One chunk of all their events."""
     if len(chunks) == 1:
         return chunks[0]
-    keys = _whole([chunk.keys for chunk in chunks], chunks, pa.binary())
-    times = _whole([chunk.times for chunk in chunks], chunks, TIME)
-    return Chunk(pa.concat_batches([chunk.columns for chunk in chunks]), keys, times)
-
-
-def _whole(arrays: Sequence[pa.Array | None], chunks: Sequence[Chunk], kind: pa.DataType) -> pa.Array | None:
-    if all(array is None for array in arrays):
-        return None
-    return pa.concat_arrays(
-        [array if array is not None else pa.nulls(chunk.count, kind) for array, chunk in zip(arrays, chunks, strict=True)]
+    counts = [chunk.count for chunk in chunks]
+    keys = [chunk.keys for chunk in chunks]
+    times = [chunk.times for chunk in chunks]
+    return Chunk(
+        pa.concat_batches([chunk.columns for chunk in chunks]),
+        whole_column(keys, counts, pa.binary()) if any(array is not None for array in keys) else None,
+        whole_column(times, counts, TIME) if any(array is not None for array in times) else None,
     )
+
+
+def whole_column(arrays: Sequence[pa.Array | None], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """The arrays as one, with nulls for those that are missing."""
+    return pa.concat_arrays([array if array is not None else pa.nulls(count, kind) for array, count in zip(arrays, counts, strict=True)])
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Lanes: the events of one writer on their way to a flush, in order, in runs that end together.
 
-A run is what acks point at: while it is open events are put into Python lists; then it becomes one Arrow chunk.
+A run is what acks point at: events that are given one by one stay in Python lists until they are encoded, in the order of their segments.
 
 Threads put events into an open run without a lock: `for index in run.places` takes a place, and the lines after it fill it. Python
 changes threads, and handles signals, only at calls and jumps, of which there is none in between; and closing a run takes all the
@@ -170,44 +170,62 @@ class Run:
         self.values, self.keys = [], []
 
 
-def freeze(runs: list[Run]) -> list[Chunk]:
-    """Turn what the runs collected into chunks, in order; those next to each other become one, of which each run keeps its part."""
-    chunks: list[Chunk] = []
-    for is_collected, some in groupby(runs, key=lambda run: run.chunk is None):
-        neighbours = list(some)
-        chunks += [_freeze_together(neighbours)] if is_collected else [run.chunk for run in neighbours if run.chunk is not None]
-    return chunks
+class Loose:
+    """Events as they were given one by one, which become a chunk in the order that is asked for: that saves a copy."""
+
+    def __init__(self, stream: StreamRef, values: list[Any], keys: list[bytes | None], times: dict[int, datetime]) -> None:
+        self._stream = stream
+        self._values = values
+        self._times = times
+        self.count = len(values)
+        self.keys = _key_array(keys)
+
+    def take(self, indices: Any) -> Chunk:
+        values = np.fromiter(self._values, dtype=object, count=self.count)[indices].tolist()
+        times = [self._times.get(index) for index in indices.tolist()] if self._times else None
+        return _make(self._stream, values, self.keys.take(pa.array(indices)) if self.keys is not None else None, times)
+
+    def whole(self) -> Chunk:
+        times = [self._times.get(index) for index in range(self.count)] if self._times else None
+        return _make(self._stream, self._values, self.keys, times)
 
 
-def _freeze_together(runs: list[Run]) -> Chunk:
-    values: list[Any] = []
-    keys: list[bytes | None] = []
-    times: dict[int, datetime] = {}
-    for run in runs:
-        times.update({len(values) + index: time for index, time in run.times.items()})
-        values += run.values
-        keys += run.keys
-    whole = make_chunk(runs[0].lane.stream, values, keys, times)
-    start = 0
-    for run in runs:
-        run.chunk = whole.slice(start, start + run.count)
-        run.values, run.keys, run.times = [], [], {}
-        start += run.count
-    return whole
+def given(runs: list[Run]) -> list[Chunk | Loose]:
+    """What the runs were given, in order; events that were given one by one together, as far as no batch comes between."""
+    found: list[Chunk | Loose] = []
+    for is_loose, some in groupby(runs, key=lambda run: run.chunk is None):
+        if not is_loose:
+            found += [run.chunk for run in some if run.chunk is not None]
+            continue
+        values: list[Any] = []
+        keys: list[bytes | None] = []
+        times: dict[int, datetime] = {}
+        for run in some:
+            times.update({len(values) + index: time for index, time in run.times.items()})
+            values += run.values
+            keys += run.keys
+        found.append(Loose(runs[0].lane.stream, values, keys, times))
+    return found
 
 
 def make_chunk(stream: StreamRef, values: list[Any], keys: list[bytes | None], times: dict[int, datetime]) -> Chunk:
     """Events that were checked one by one as a chunk."""
+    return Loose(stream, values, keys, times).whole()
+
+
+def _make(stream: StreamRef, values: list[Any], keys: pa.Array | None, times: list[datetime | None] | None) -> Chunk:
     if stream.is_opaque:
         columns = pa.RecordBatch.from_arrays([_binary(values)], schema=OPAQUE)
     else:
         columns = pa.RecordBatch.from_pylist(values, schema=stream.schema)
-    key_array = None
+    return Chunk(columns, keys, pa.array(times, TIME) if times is not None else None)
+
+
+def _key_array(keys: list[bytes | None]) -> pa.Array | None:
     missing = keys.count(None)
-    if missing < len(keys):
-        key_array = pa.array(keys, pa.binary()) if missing else _binary(keys)
-    time_array = pa.array([times.get(index) for index in range(len(values))], TIME) if times else None
-    return Chunk(columns, key_array, time_array)
+    if missing == len(keys):
+        return None
+    return pa.array(keys, pa.binary()) if missing else _binary(keys)
 
 
 def _binary(values: list[Any]) -> pa.Array:

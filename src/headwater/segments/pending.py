@@ -20,7 +20,7 @@ from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
 from headwater.segments.block import EncodedBlock, encode, encode_few
 from headwater.segments.engine import Engine
-from headwater.segments.lanes import Lane, Run, freeze
+from headwater.segments.lanes import Lane, Run, given
 from headwater.segments.routing import Route
 from headwater.storage import layout
 
@@ -245,8 +245,7 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
     for run in runs:
         run.offset = offset
         offset += run.count
-    chunks = freeze(runs)
-    spread, which = route.spread(chunks, turn)
+    spread, which = route.spread(given(runs), turn)
     return [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread], which
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.errors import NotFoundError, SealedError
 from headwater.model.keys import hash_key
-from headwater.segments.block import Chunk, join
+from headwater.segments.block import Chunk, join, whole_column
 from headwater.segments.engine import Engine
-from headwater.segments.lanes import StreamRef
+from headwater.segments.lanes import Loose, StreamRef
 
 #: Pieces of a chunk that are smaller on average cost more than a copy of the chunk.
 _PIECE_EVENTS = 128
@@ -28,20 +29,22 @@ class Route:
         self._start_list = starts
         self._starts = np.array(starts, dtype=np.uint64)
 
-    def spread(self, chunks: list[Chunk], turn: int) -> tuple[list[tuple[int, list[Chunk]]], Any]:
+    def spread(self, chunks: Sequence[Chunk | Loose], turn: int) -> tuple[list[tuple[int, list[Chunk]]], Any]:
         """The chunks' events by segment, and for each event which of those it went to (None: all to the one).
 
         Events without a key all go to one segment, another with each turn.
         """
         if len(self.numbers) == 1:
-            return [(self.numbers[0], chunks)], None
+            return [(self.numbers[0], _whole(chunks))], None
         if all(chunk.keys is None for chunk in chunks):
-            return [(self.numbers[turn % len(self.numbers)], chunks)], None
+            return [(self.numbers[turn % len(self.numbers)], _whole(chunks))], None
+        joined = list(_joined(chunks, _PIECE_EVENTS * len(self.numbers)))
+        places = self._places(joined, turn % len(self.numbers))
         found: dict[int, list[Chunk]] = {}
-        places = []
-        for chunk in _joined(chunks, _PIECE_EVENTS * len(self.numbers)):
-            place = self._places(chunk, turn % len(self.numbers))
-            places.append(place)
+        start = 0
+        for chunk in joined:
+            place = places[start : start + chunk.count]
+            start += chunk.count
             counts = np.bincount(place, minlength=len(self.numbers))
             # A stable sort of 16-bit numbers is a radix sort.
             ordered = chunk.take(np.argsort(place, kind="stable"))
@@ -52,13 +55,11 @@ class Route:
         used = sorted(found)
         rank = np.zeros(len(self.numbers), dtype=np.uint16)
         rank[used] = np.arange(len(used))
-        return [(self.numbers[index], found[index]) for index in used], rank[np.concatenate(places)]
+        return [(self.numbers[index], found[index]) for index in used], rank[places]
 
-    def _places(self, chunk: Chunk, own: int) -> Any:
-        """Which of the segments each event goes to; those without a key to our own."""
-        if chunk.keys is None:
-            return np.full(chunk.count, own, dtype=np.uint16)
-        keys = chunk.keys.dictionary_encode()
+    def _places(self, chunks: Sequence[Chunk | Loose], own: int) -> Any:
+        """Which of the segments each event goes to; those without a key to our own. Each key is hashed once."""
+        keys = whole_column([chunk.keys for chunk in chunks], [chunk.count for chunk in chunks], pa.binary()).dictionary_encode()
         unique = keys.dictionary.to_pylist()
         hashes = np.fromiter(map(hash_key, unique), dtype=np.uint64, count=len(unique))
         places = np.append(np.searchsorted(self._starts, hashes, side="right") - 1, own).astype(np.uint16)
@@ -81,16 +82,18 @@ class Route:
         return found, np.array([used.index(place) for place in places], dtype=np.uint16)
 
 
-def _joined(chunks: list[Chunk], least: int) -> Iterator[Chunk]:
+def _whole(chunks: Sequence[Chunk | Loose]) -> list[Chunk]:
+    return [chunk.whole() if isinstance(chunk, Loose) else chunk for chunk in chunks]
+
+
+def _joined(chunks: Sequence[Chunk | Loose], least: int) -> Iterator[Chunk | Loose]:
     """The chunks in order, each joined with those behind it until it has so many events."""
-    waiting: list[Chunk] = []
-    for chunk in chunks:
+    waiting: list[Chunk | Loose] = []
+    for index, chunk in enumerate(chunks, 1):
         waiting.append(chunk)
-        if sum(one.count for one in waiting) >= least:
-            yield join(waiting)
+        if index == len(chunks) or sum(one.count for one in waiting) >= least:
+            yield chunk if len(waiting) == 1 else join(_whole(waiting))
             waiting = []
-    if waiting:
-        yield join(waiting)
 
 
 class Router:
