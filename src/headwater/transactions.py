@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
 from headwater.catalog.transactions import Batch
 from headwater.contents import Contents, TableChange
 from headwater.errors import (
+    CorruptDataError,
     HeadwaterError,
     InvalidRequestError,
     NotFoundError,
@@ -358,6 +360,8 @@ class Transaction:
 
     def _commit_in_catalog(self) -> Outcome:
         self._stage_pending()
+        if self._is_begun:
+            self._check_objects()
         began = clock.monotonic()
         caller = f"{self._caller}.{self._given}"
         batch: Batch | None = None
@@ -387,6 +391,15 @@ class Transaction:
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
+
+    def _check_objects(self) -> None:
+        """CorruptDataError unless all that was staged is in storage: a commit must not name what is not there."""
+        found = self._engine.look(transactions.list_objects, self._id)
+        sizes = [(key, end, self._engine.workers.submit(partial(self._engine.storage.size, key))) for key, end in found if key is not None]
+        lost = [key for key, end, size in sizes if (size.result() or 0) < end]
+        if lost or len(sizes) < len(found):
+            name = lost[0] if lost else "an object that the catalog does not have"
+            raise CorruptDataError(f"transaction {self._id} can't be committed: what it staged in {name} is gone", object=name)
 
     def _commit_one(self, batch: Batch, age_us: int, caller: str) -> Outcome | None:
         if self._is_begun or self._marker is not None:

@@ -141,6 +141,15 @@ def insert_staged(tx: Tx, id: str, batch: Batch, first: int) -> None:
     )
 
 
+def list_objects(tx: Tx, id: str) -> list[tuple[str | None, int]]:
+    """The objects that a transaction's staged blocks are in, None for one that the catalog does not have, and where the last block ends."""
+    sql = (
+        "SELECT o.key, max(e.position + e.length) FROM txn_extent e LEFT JOIN object o ON o.id = e.object "
+        "WHERE e.txn = ? AND e.object IS NOT NULL GROUP BY e.object, o.key"
+    )
+    return [(row[0], int(row[1])) for row in tx.run(sql, (id,))]
+
+
 def with_object(tx: Tx, batch: Batch) -> Batch:
     """Name the object that holds the batch's blocks. It is the transaction's, so its id is below zero: no session's."""
     if batch.object_key is None:
