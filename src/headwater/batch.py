@@ -50,7 +50,7 @@ class SegmentRange:
         names = check_columns(stream, columns)
         if row is None or not cuts.is_kept(engine, stream, row, self.start, self.end):
             raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
-        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes, planned)
+        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes, planned, keeps_schema=True)
         return _batches(engine, stream, cursor, names)
 
     def schema(self) -> pa.Schema:

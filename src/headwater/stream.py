@@ -23,7 +23,7 @@ from headwater.model.scaling_history import ScalingHistory
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, Columns, check_columns
 from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
-from headwater.streams.cuts import Place
+from headwater.streams.cuts import Place, Range
 from headwater.writer import Writer
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ class Stream:
 
     def truncate(self, cut: Cut) -> None:
         """Make everything before the cut unreadable, for good."""
+        if not isinstance(cut, Cut):
+            raise InvalidRequestError(f"a cut is needed here, as stream.tail() or stream.cut_at(time) give it, not {cut!r}")
         truncation.truncate(self._store._engine, self._ref, cut)
 
     def fork(self, new_name: str, at: Place = None) -> Stream:
@@ -202,12 +204,12 @@ class Stream:
 
         `follow` goes on at the tail and waits for more; it ends only when the stream is sealed.
         """
-        ref = self._check_events()
         if not follow:
-            return _events(reading.read_batches(self._store._engine, ref, start, end))
+            ref, found = self._between(start, end)
+            return _events(reading.read_batches(self._store._engine, ref, found))
         if end is not None:
             raise InvalidRequestError("a follower has no end: leave out `end`, or `follow`")
-        return _events(reading.follow_batches(self._store._engine, ref, start))
+        return _events(reading.follow_batches(self._store._engine, self._check_events(), start))
 
     def ranges(self, start: Place = None, end: Place = None, *, skip_truncated: bool = False) -> list[SegmentRange]:
         """What lies between two places as ranges that may be read in parallel, also in other processes.
@@ -244,11 +246,16 @@ class Stream:
 
     def to_arrow(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> pa.Table:
         """What lies between two places as one table; by default the schema's columns with `_key, _time, _segment, _number`."""
-        ref = self._check_events()
+        ref, found = self._between(start, end)
         names = check_columns(ref, columns)
-        batches = reading.read_batches(self._store._engine, ref, start, end, names)
+        batches = reading.read_batches(self._store._engine, ref, found, names)
         wanted = Columns(names)
         return pa.Table.from_batches((batch.to_arrow(wanted) for batch in batches), schema=wanted.schema_for(ref))
+
+    def _between(self, start: Place, end: Place) -> tuple[StreamRef, list[Range]]:
+        """What lies between two places, and the stream as of then: its schema has all that those events have."""
+        found = cuts.ranges(self._store._engine, self._check_events(), start, end)
+        return self._refresh(), found
 
     def _check_events(self) -> StreamRef:
         self._check_kind("events")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headwater.catalog.database import Database, Row, Statement, Tx
 from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
 from headwater.catalog.streams import StreamRow, to_stream_and_segment, with_segment
+from headwater.errors import CorruptDataError
 from headwater.model.names import StreamName
 
 #: What an extent is: a block as it was appended, a Parquet chunk, or raw bytes in a chunk.
@@ -108,11 +109,14 @@ def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int | 
     low, high = head, tail
     while low < high:
         middle = (low + high) // 2
-        first, count, appended_at, last_at, form = tx.run(
+        rows = tx.run(
             "SELECT first, count, appended_at, COALESCE(last_at, appended_at), form FROM extent WHERE log = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 1",
             (log, middle),
-        )[0]
+        )
+        if not rows or rows[0][0] + rows[0][1] <= middle:
+            raise CorruptDataError(f"the catalog has no extent for event {middle} of log {log}", object=f"log {log}")
+        first, count, appended_at, last_at, form = rows[0]
         if last_at < time_us:
             low = first + count
         elif appended_at >= time_us or form == RAW:

@@ -183,7 +183,11 @@ def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]
         return [*stream.schema.names, *_DEFAULT_METADATA]
     if isinstance(columns, str):
         raise InvalidRequestError(f"columns is a list of names, not the text {columns!r}")
+    if not columns:
+        raise InvalidRequestError("columns is empty: name at least one, or leave it out for all of them")
     for name in columns:
+        if not isinstance(name, str):
+            raise InvalidRequestError(f"columns is a list of names, of which {name!r} is none")
         if name not in METADATA and stream.schema.get_field_index(name) < 0:
             known = ", ".join([*stream.schema.names, *METADATA])
             raise InvalidRequestError(f"stream {stream.name} has no column {name!r}; there are: {known}")
@@ -201,7 +205,10 @@ class SegmentCursor:
     """Reads one segment from a number on, up to `end`, or along its tail if `end` is None.
 
     `columns` are those its batches will be asked for, so that others are not fetched from chunks; None means all. `planned` are extents
-    of the segment's own log that were found already, from `start` on.
+    of the segment's own log that were found already, from `start` on. With `keeps_schema` all events have the schema of `stream`, also
+    where upkeep wrote them with a newer one meanwhile; else they have newer columns from where those begin.
+
+    After any error, a Ctrl-C too, it goes on with the event that it had not handed out.
     """
 
     def __init__(
@@ -214,12 +221,15 @@ class SegmentCursor:
         columns: Sequence[str] | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         planned: Sequence[Extent] = (),
+        *,
+        keeps_schema: bool = False,
     ) -> None:
         self._engine = engine
         self._stream = stream
         self._row = row
         self._columns = columns
         self._prefetch_bytes = prefetch_bytes
+        self._keeps_schema = keeps_schema
         self.segment = row.number
         self.number = start
         self.end = end
@@ -247,7 +257,12 @@ class SegmentCursor:
 
     def next_block(self) -> tuple[Extent, pa.Buffer] | None:
         """The next extent with its verified bytes; None if there is none now. For streams whose chunks are not Parquet."""
-        found = self._next()
+        start = self.number
+        try:
+            found = self._next()
+        except BaseException:
+            self._begin_again(start)
+            raise
         if found is None:
             return None
         assert isinstance(found[0], Extent)
@@ -256,10 +271,14 @@ class SegmentCursor:
     def next_batch(self) -> Batch | None:
         """The next events that lie together; None if there are none now."""
         start = self.number
-        found = self._next()
-        if found is None:
-            return None
-        item, data = found
+        try:
+            found = self._next()
+            return None if found is None else self._batch(start, *found)
+        except BaseException:
+            self._begin_again(start)
+            raise
+
+    def _batch(self, start: int, item: Extent | RowGroups, data: Any) -> Batch:
         if isinstance(item, RowGroups):
             chunk, appended = data
             # A fork does not follow its parent: it has all that its parent's events had when it was made.
@@ -287,9 +306,18 @@ class SegmentCursor:
         self.number = min(item.end, self.end) if self.end is not None else item.end
         return item, data
 
+    def _begin_again(self, number: int) -> None:
+        """Forget what was planned and fetched: go on with this number."""
+        self.number = self._planned = number
+        self._first = ()
+        self._waiting.clear()
+        self._fetching.clear()
+        self._fetching_bytes = 0
+        self._ready.clear()
+
     def _follow_schema(self, version: int) -> None:
         # The schema was changed while a follower reads: its events have the newer columns from here on.
-        if version > self._stream.schema_version:
+        if version > self._stream.schema_version and not self._keeps_schema:
             self._stream = self._stream._replace(schema=self._schema(version), schema_version=version)
 
     def _schema(self, version: int) -> pa.Schema:
@@ -385,6 +413,8 @@ class SegmentCursor:
             extent, last = self._waiting[0], group[-1]
             if not isinstance(extent, Extent) or extent.form == PARQUET or extent.object != last.object:
                 break
+            if (extent.data is None) != (last.data is None):
+                break  # An inline block is missing.
             if size + extent.length > _FETCH_BYTES:
                 break
             size += extent.length
@@ -408,10 +438,9 @@ class SegmentCursor:
         row = self._engine.read(segments.find_segment, self._stream.id, self.segment)
         if row is None:
             self._raise_gone()
-        elif self.number < row.head:
-            raise TruncatedError(
-                f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; its head is {row.head}"
-            )
+        elif self._is_truncated(row):
+            head = "all of it was" if row.dropped else f"its head is {row.head}"
+            raise TruncatedError(f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; {head}")
         elif extent is not None or (self.end is not None and row.tail >= self.end):
             raise CorruptDataError(
                 f"the catalog has no extent for event {self.number} of segment {self.segment} of {self._stream.name}",
@@ -431,19 +460,19 @@ class SegmentCursor:
         row = self._engine.read(segments.find_segment, self._stream.id, self.segment)
         if row is None:
             self._raise_gone()
-        elif self.number < row.head and not self._is_pinned():
+        elif self._is_truncated(row):
             self._explain_gap(None)
         found = self._engine.plan(self._row, self.number, self.number + 1, 1)
         if found and found[0].object == item.object:
             raise error
-        self._waiting.clear()
-        self._fetching.clear()
-        self._fetching_bytes = 0
-        self._planned = self.number
+        self._begin_again(self.number)
 
-    def _is_pinned(self) -> bool:
-        """Whether a tag keeps the next number, though it is truncated."""
-        return any(first <= self.number < until for first, until in self._engine.read(tags.get_pins, self._stream.id).get(self.segment, ()))
+    def _is_truncated(self, row: SegmentRow) -> bool:
+        """Whether the next number is, and no tag keeps it."""
+        if self.number >= row.head and not row.dropped:
+            return False
+        pins = self._engine.read(tags.get_pins, self._stream.id).get(self.segment, ())
+        return not any(first <= self.number < until for first, until in pins)
 
 
 def _memory(group: Sequence[Extent | RowGroups]) -> int:

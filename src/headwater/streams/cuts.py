@@ -84,7 +84,8 @@ def ranges(engine: Engine, stream: StreamRef, start: Place, end: Place, *, skip_
 
     TruncatedError if some of it is gone, unless that is to be skipped.
     """
-    return engine.read(_ranges, engine.store_id, stream, fix(engine, stream, start), fix(engine, stream, end), skip_truncated)
+    places = fix(engine, stream, start), fix(engine, stream, end)
+    return engine.read(_ranges, engine.store_id, stream, *places, skip_truncated, may_be_tagged=isinstance(end, Cut))
 
 
 def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
@@ -238,10 +239,12 @@ def cut_numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: C
     return dict(part.segments)
 
 
-def _ranges(tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place, skip_truncated: bool) -> list[Range]:
+def _ranges(
+    tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place, skip_truncated: bool, *, may_be_tagged: bool = False
+) -> list[Range]:
     rows = _rows_in(tx, stream)
     upper = _resolve(store_id, stream, rows, end, "tail")
-    lower = _tagged_head(tx, stream, upper) if isinstance(end, Cut) and start in (None, "head") else None
+    lower = _tagged_head(tx, stream, upper) if may_be_tagged and start in (None, "head") else None
     if lower is None:
         lower = _resolve(store_id, stream, rows, start, "head")
     try:

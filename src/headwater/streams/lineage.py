@@ -28,6 +28,11 @@ class Lineage:
         """Whether some are waiting, or ready and not taken."""
         return bool(self._waiting or self._ready)
 
+    @property
+    def waiting(self) -> list[Range]:
+        """Those that wait for others."""
+        return list(self._waiting.values())
+
     def add(self, item: Range) -> None:
         number, (start, end) = item.segment.number, item.segment.keys
         low = max(0, bisect_right(self._starts, start) - 1)

@@ -56,12 +56,8 @@ class _Hold:
                 self._engine.write_once(tags.delete_tag, self._name)
 
 
-def read_batches(engine: Engine, stream: StreamRef, start: Place, end: Place, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    """The batches between two places, each segment's in order; with these columns only, if they are named."""
-    return _bounded(engine, stream, cuts.ranges(engine, stream, start, end), columns)
-
-
-def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None) -> Iterator[Batch]:
+def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None = None) -> Iterator[Batch]:
+    """The batches of ranges, each segment's in order; with these columns only, if they are named. `stream` was looked up after them."""
     if columns is not None and len(ranges) > 1:
         columns = [*columns, "_appended"]
     lineage = _lineage(ranges)
@@ -72,7 +68,7 @@ def _bounded(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Se
         while lineage or reading:
             hold.renew(left.values)
             for item in lineage.take_ready():
-                reading.add(_Source(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns)))
+                reading.add(_Source(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns, keeps_schema=True)))
             try:
                 source, batch = _earliest(reading)
             except TruncatedError as error:
@@ -162,7 +158,7 @@ def _follow(
         for item in lineage.take_ready():
             end = item.end if not item.segment.is_open else None
             reading.add(SegmentCursor(engine, stream, item.segment, item.start, end))
-        hold.renew(lambda: _unread(engine, stream, reading))
+        hold.renew(lambda: _unread(engine, stream, reading, lineage))
         found = False
         tails = None
         # Those go first of which there was a notice; then all are looked at, since notices may be lost.
@@ -186,10 +182,10 @@ def _follow(
         progressed = False
         for cursor in list(reading):
             row = rows.get(cursor.segment)
-            if row is None or cursor.number < row.head:
+            if not cursor.is_done and (row is None or cursor.number < row.head):
                 # If the segment is gone, nobody knows whether we had read all of it: going on quietly might skip events.
                 raise _with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
-            if not row.is_open and cursor.number >= row.tail:
+            if row is None or (not row.is_open and cursor.number >= row.tail):
                 progressed = True
                 reading.remove(cursor)
                 lineage.finish(cursor.segment)
@@ -207,11 +203,13 @@ def _follow(
             yield None
 
 
-def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor]) -> list[tuple[int, int, int]]:
-    """(segment, start, end) of what is there to be read at the moment."""
+def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor], lineage: Lineage) -> list[tuple[int, int, int]]:
+    """(segment, start, end) of what is there to be read at the moment, now or after its predecessors."""
     tails = dict(engine.look(_tails, stream))
-    ends = {cursor: cursor.end if cursor.end is not None else tails.get(cursor.segment, 0) for cursor in reading}
-    return [(cursor.segment, cursor.number, end) for cursor, end in ends.items() if cursor.number < end]
+    found = [(cursor.segment, cursor.number, cursor.end) for cursor in reading]
+    found += [(item.segment.number, item.start, None if item.segment.is_open else item.end) for item in lineage.waiting]
+    known = [(segment, start, tails.get(segment, 0) if end is None else end) for segment, start, end in found]
+    return [(segment, start, end) for segment, start, end in known if start < end]
 
 
 def get_single_segment(engine: Engine, stream: StreamRef) -> SegmentRow:
