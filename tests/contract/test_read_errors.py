@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +148,8 @@ def test_a_missing_inline_block_and_missing_extents_are_damage(place: Place) -> 
         with pytest.raises(CorruptDataError):
             list(stream.read())
         database.write(lambda tx: tx.run("DELETE FROM extent WHERE first = 3"))
-        for ago in (0.001, 60):
-            with pytest.raises(CorruptDataError, match="no extent for event 3"):
-                stream.cut_at(datetime.now(UTC) - timedelta(seconds=ago))
+        with pytest.raises(CorruptDataError, match="no extent for event 3"):
+            stream.cut_at(datetime.now(UTC))
         database.write(lambda tx: tx.run("DELETE FROM extent"))
         with pytest.raises(CorruptDataError, match="no extent"):
             stream.cut_at(datetime.now(UTC))

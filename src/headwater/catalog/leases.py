@@ -35,9 +35,23 @@ def renew(tx: Tx, session: int, lease_us: int) -> bool:
 
 
 def hold(tx: Tx, session: int) -> None:
-    """Check that a session has the lease, and keep it from others until this transaction ends. FencedError if it has not."""
-    if not tx.run("SELECT session FROM lease WHERE name = ? AND session = ? FOR UPDATE", (_NAME, session)):
+    """Check that a session has the lease and is live, and keep it so until this transaction ends. FencedError if it is not.
+
+    What a session that was fenced stores counts as garbage, also while it has the lease.
+    """
+    held, live = tx.run_all(
+        [
+            ("SELECT session FROM lease WHERE name = ? AND session = ? FOR UPDATE", (_NAME, session)),
+            ("SELECT id FROM session WHERE id = ? AND live = 1 FOR UPDATE", (session,)),
+        ]
+    )
+    if not held or not live:
         raise FencedError("another process does the upkeep by now: nothing was changed")
+
+
+def is_held(tx: Tx, session: int) -> bool:
+    """Whether a session has the lease, and had it all the time."""
+    return bool(tx.run("SELECT 1 FROM lease WHERE name = ? AND session = ? AND expires_at >= now_us()", (_NAME, session)))
 
 
 def release(tx: Tx, session: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.catalog import segments
+from headwater.catalog import segments, streams
 from headwater.catalog.database import Row, Tx
 
 Pins = dict[int, list[tuple[int, int]]]
@@ -62,6 +62,18 @@ def _forget_unpinned(tx: Tx, places: list[Row]) -> None:
         others = tx.run("SELECT 1 FROM pin WHERE stream = ? AND segment = ? LIMIT 1", (stream, segment))
         if row is not None and row.dropped and not others:
             segments.forget_segments(tx, stream, [segment])
+
+
+def forget_dropped(tx: Tx) -> int:
+    """Forget truncated segments whose last tag went while they were truncated; returns how many."""
+    places = tx.run(
+        "SELECT s.stream, s.number FROM segment s WHERE s.dropped = 1 "
+        "AND NOT EXISTS (SELECT 1 FROM pin p WHERE p.stream = s.stream AND p.segment = s.number) ORDER BY s.stream, s.number"
+    )
+    for stream in sorted({place[0] for place in places}):
+        streams.lock_stream(tx, stream)
+    _forget_unpinned(tx, places)
+    return len(places)
 
 
 def get_pins(tx: Tx, stream: int) -> Pins:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headwater.catalog.database import Row, Tx
 from headwater.catalog.extents import BLOCK, PARQUET, RAW
 from headwater.catalog.leases import hold
+from headwater.catalog.streams import lock_stream
 from headwater.errors import ConditionFailedError
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
@@ -136,6 +137,15 @@ def list_held(tx: Tx, log: int) -> list[tuple[int, int]]:
     return [(row[0], row[1]) for row in rows]
 
 
+def _check_held(tx: Tx, log: int, start: int, end: int) -> None:
+    """ConditionFailedError if a reader may have listed the files of these numbers. Under the locks that holds are made under."""
+    sql = "SELECT DISTINCT stream FROM segment WHERE log = ? OR log IN (SELECT b.log FROM base b WHERE b.source = ?) ORDER BY stream"
+    for (stream,) in tx.run(sql, (log, log)):
+        lock_stream(tx, stream)
+    if any(start < until and first < end for first, until in list_held(tx, log)):
+        raise ConditionFailedError("a reader holds the files of these events by now")
+
+
 def list_crowded(tx: Tx) -> list[Backlog]:
     """The logs that have several small chunks; `start` is the first number that is not in one."""
     rows = tx.run(
@@ -175,6 +185,8 @@ def swap(tx: Tx, session: int, log: int, old: Sequence[Piece], new: Sequence[New
     """
     hold(tx, session)
     start, end = old[0].first, old[-1].end
+    if old[-1].form != BLOCK:
+        _check_held(tx, log, start, end)
     # Blocks lie behind all chunks: inline ones below a chunk's end are deleted, and readers of history look for the rest behind it.
     sql = "SELECT first FROM extent WHERE log = ? AND first >= ? AND first < ? AND form = 0 LIMIT 1"
     if tx.run(sql, (log, get_until(tx, log), start)):

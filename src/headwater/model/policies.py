@@ -13,6 +13,10 @@ from headwater.model.limits import OPEN_SEGMENTS
 from headwater.model.names import parse_word
 
 
+#: More than any segment can take.
+_MOST_PER_SECOND = 10**15
+
+
 def _at_least(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidRequestError(f"{name} is a whole number of at least {least}, not {value!r}")
@@ -49,6 +53,8 @@ class Scaling:
     @classmethod
     def _by_rate(cls, kind: str, target: int, factor: int, min_segments: int, max_segments: int | None) -> Scaling:
         _at_least("a target rate", target, 1)
+        if target > _MOST_PER_SECOND:
+            raise InvalidRequestError(f"a target rate is at most {_MOST_PER_SECOND:,} a second, not {target:,}")
         _at_least("factor", factor, 2)
         _at_least("min_segments", min_segments, 1)
         if min_segments > OPEN_SEGMENTS:

@@ -25,6 +25,9 @@ from headwater.runtime.workers import Workers
 from headwater.segments.chunk import ChunkFiles
 from headwater.storage import Storage
 
+#: Schemas that are kept before all are looked up anew: those of deleted streams go by that.
+_KEPT_SCHEMAS = 1000
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -119,6 +122,8 @@ class Engine:
         """A version of a stream's schema. Versions never change, so they are kept."""
         found = self._schemas.get((stream, version))
         if found is None:
+            if len(self._schemas) > _KEPT_SCHEMAS:
+                self._schemas = {}
             for number, arrow in self.read(streams.get_schemas, stream).items():
                 self._schemas[stream, number] = pa.ipc.read_schema(pa.py_buffer(arrow))
             found = self._schemas.get((stream, version))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from headwater.catalog import groups, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
-from headwater.model.cuts import Cut, Span, first_spans, is_before, last_spans
+from headwater.model.cuts import Cut, Span, is_before, last_spans
 from headwater.model.policies import Retention
 from headwater.runtime import clock
 from headwater.segments.engine import Engine
@@ -34,14 +34,17 @@ _Next = tuple[int, int, _Extent, Iterator[_Extent]]
 _Decision = Cut | Callable[[Tx], Cut | None]
 
 
-def retain(engine: Engine, now_us: int, note: Callable[[str], None]) -> int:
-    """Truncate every stream as its retention says; returns how many were. `note` hears what stands in the way."""
+def retain(engine: Engine, now_us: int, note: Callable[[str], None], check: Callable[[Tx], None] = lambda tx: None) -> int:
+    """Truncate every stream as its retention says; returns how many were. `note` hears what stands in the way.
+
+    `check` raises, in the transaction that truncates, if this may not be done any more.
+    """
     truncated = 0
     for row in engine.read(streams.list_retained):
-        policy = Retention.from_json(row.retention)
         try:
+            policy = Retention.from_json(row.retention)
             stream = stream_ref(engine, row)
-            found = [cut for cut in _cuts(engine, stream, policy, now_us, note) if _truncate(engine, stream, cut)]
+            found = [cut for cut in _cuts(engine, stream, policy, now_us, note) if _truncate(engine, stream, cut, check)]
             truncated += bool(found)
         except (NotFoundError, TruncatedError):
             continue  # Deleted, or truncated by someone else meanwhile.
@@ -64,9 +67,13 @@ def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, not
             yield cuts.single(engine, stream, oversized)
 
 
-def _truncate(engine: Engine, stream: StreamRef, cut: _Decision) -> bool:
+def _truncate(engine: Engine, stream: StreamRef, cut: _Decision, check: Callable[[Tx], None]) -> bool:
+    def decide(tx: Tx) -> Cut | None:
+        check(tx)
+        return cut if isinstance(cut, Cut) else cut(tx)
+
     before = cuts.head(engine, stream)
-    truncation.truncate(engine, stream, cut)
+    truncation.truncate(engine, stream, decide)
     return cuts.head(engine, stream) != before
 
 
@@ -74,17 +81,20 @@ def _consumed(tx: Tx, engine: Engine, stream: StreamRef, names: tuple[str, ...],
     """Behind all that these groups have read; None while one of them is missing, so that nothing goes unread."""
     rows = segments.list_segments(tx, stream.id)
     heads = {row.number: row.tail for row in rows}
+    # Where the groups are, also at the end of a segment: they find their way to its successors from there.
+    entered: set[int] = set()
     for name in names:
         group = groups.find_group(tx, name)
         if group is None or stream.id not in group.streams:
             note(f"nothing of {stream.name} goes by consumption: there is no reader group {name!r} that reads it")
             return None
         numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream.id}
+        entered.update(numbers)
         spans = [row.span for row in rows if row.number in numbers]
         for row in rows:
             read = numbers.get(row.number, row.tail if is_before(row.span, spans) else row.head)
             heads[row.number] = min(heads[row.number], read)
-    return cuts.single(engine, stream, _cut_behind(rows, heads))
+    return cuts.single(engine, stream, _cut_behind(rows, heads, entered))
 
 
 def _oversized(tx: Tx, stream: StreamRef, limit_bytes: int) -> dict[int, int] | None:
@@ -140,8 +150,24 @@ def _extents(tx: Tx, row: SegmentRow) -> Iterator[_Extent]:
         at = found[-1][0] + found[-1][1]
 
 
-def _cut_behind(rows: list[SegmentRow], heads: dict[int, int]) -> dict[int, int]:
-    """The cut with these heads: where a sealed segment is all gone, its successors' heads count."""
+def _cut_behind(rows: list[SegmentRow], heads: dict[int, int], kept: Collection[int] = ()) -> dict[int, int]:
+    """The cut with these heads: where a sealed segment is all gone, and none of `kept`, its successors' heads count.
+
+    Nothing that lies behind something that stays is before it: a merged segment stays whole while one of those it was made of does, and
+    the others of those, all gone, are where the cut is.
+    """
     newest = {span.number for span in last_spans(row.span for row in rows)}
-    left = [Span(row.number, row.keys, heads[row.number], row.tail) for row in rows if row.number in newest or heads[row.number] < row.tail]
-    return {span.number: span.head for span in first_spans(left)}
+    starts: list[Span] = []
+    staying: list[Span] = []
+    gone: list[Span] = []
+    for row in sorted(rows, key=lambda row: row.number):
+        span = Span(row.number, row.keys, heads[row.number], row.tail)
+        if any(span.keys.overlaps(other.keys) for other in staying):
+            staying.append(span)
+        elif span.head < span.tail or span.number in newest or span.number in kept:
+            staying.append(span)
+            starts.append(span)
+        else:
+            gone.append(span)
+    ends = last_spans(span for span in gone if not any(span.keys.overlaps(other.keys) for other in starts))
+    return {span.number: span.head for span in (*starts, *ends)}

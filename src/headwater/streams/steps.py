@@ -86,7 +86,7 @@ class _Walk:
     piece_bytes: int
     numbers: dict[int, int]
     rows: dict[int, SegmentRow]
-    #: For each segment that this step has events of, the piece it belongs to.
+    #: For each segment that this step has events of, or of its predecessors, the piece it belongs to.
     pieces: dict[int, _Piece] = field(default_factory=dict)
 
     def enter_ready(self) -> list[Range]:
@@ -119,9 +119,11 @@ class _Walk:
     def take(self, item: Range, count: int) -> None:
         number = item.segment.number
         self.numbers[number] = item.start + count
-        if count:
-            piece = next(iter(self._parents(item)), None) or _Piece(0)
-            piece.size += _bytes(item) * count // (item.end - item.start)
+        piece = next(iter(self._parents(item)), None)
+        # An empty one too, behind what this step has: its successors go on from there together.
+        if count or piece is not None:
+            piece = piece or _Piece(0)
+            piece.size += _bytes(item) * count // max(1, item.end - item.start)
             self.pieces[number] = piece
         if item.start + count == item.segment.tail and not item.segment.is_open:
             self.lineage.finish(number)

@@ -140,12 +140,21 @@ class Upkeep:
 
     def run(self) -> UpkeepReport:
         """One full round now: everything that waits is tiered, whatever its size, and the storage is searched for orphans."""
-        with self.pause():
+        with self._alone():
             return self._round(eager=True)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """No process tiers or deletes anything meanwhile."""
+        """No process tiers or deletes anything meanwhile. FencedError at the end if one may have, since the lease was lost."""
+        with self._alone():
+            yield
+            if self._session is None or not self._engine.look(leases.is_held, self._session):
+                raise FencedError(
+                    "the upkeep was not paused all the time: this process was not heard of for too long; repeat what was done"
+                )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         self._is_wanted = True
         try:
             with self._mutex, self._by_hand():
@@ -156,7 +165,7 @@ class Upkeep:
     @contextmanager
     def tiering(self, stream: StreamRef) -> Iterator[tuple[list[ChunkJob], Callable[[MadeChunk], Moved | None]]]:
         """All of a stream's blocks as jobs for other processes, and what puts a chunk they made in its place."""
-        with self.pause():
+        with self._alone():
             chunks = self._chunks()
             found = [backlog for backlog in self._engine.read(tiers.list_backlogs) if backlog.stream == stream.id]
             jobs = [job for backlog in found for job in chunks.plan(stream, backlog)]
@@ -205,6 +214,8 @@ class Upkeep:
     def _by_hand(self) -> Iterator[None]:
         deadline = time.monotonic() + _HAND_SECONDS
         try:
+            # Never with a session from before: see `_take_if_free`.
+            self._give_up()
             while (holder := self._take(by_hand=True)) is not None:
                 if time.monotonic() > deadline:
                     raise UnavailableError(f"{holder} does the upkeep of this store: it is one process at a time; repeat when it is done")
@@ -222,8 +233,10 @@ class Upkeep:
             self._beats = False
             return False
         try:
-            self._engine.write_once(sessions.renew_session, session)
-            if self._is_held and not self._engine.write_once(leases.renew, session, _us(LEASE_SECONDS)):
+            is_live = self._engine.write_once(sessions.renew_session, session)
+            is_ours = is_live and (not self._is_held or self._engine.write_once(leases.renew, session, _us(LEASE_SECONDS)))
+            # Another session may have begun meanwhile.
+            if not is_ours and self._session == session:
                 self._is_held = False
         except HeadwaterError as error:
             log.info("the upkeep's lease could not be renewed: %s", error)
@@ -297,7 +310,9 @@ class Upkeep:
         report.segments_merged += done.merges
 
     def _retain(self, report: UpkeepReport) -> None:
-        report.streams_truncated += retention.retain(self._engine, self._now_us(), lambda problem: self._note(report, problem))
+        report.streams_truncated += retention.retain(
+            self._engine, self._now_us(), lambda problem: self._note(report, problem), lambda tx: leases.hold(tx, self._live_session())
+        )
         report.rows_deleted += truncation.free_rows(self._engine)
 
     def _tier(self, report: UpkeepReport, eager: bool) -> None:
@@ -368,6 +383,7 @@ class Upkeep:
         return [backlog for backlog in backlogs if backlog.log not in self._resting]
 
     def _collect(self, report: UpkeepReport) -> None:
+        report.rows_deleted += self._engine.write(tags.forget_dropped)
         report.rows_deleted += truncation.free_rows(self._engine)
         while gone := self._engine.write_once(objects.prune, self._live_session(), _us(KEPT_SECONDS), _us(MARKER_SECONDS), SLICE_ROWS // 4):
             report.rows_deleted += gone
