@@ -240,6 +240,22 @@ def test_a_range_is_read_with_as_little_ahead_as_asked_for(stream: hw.Stream) ->
             item.to_batches(prefetch_bytes=wrong)  # type: ignore[arg-type]
 
 
+def test_a_time_is_no_tagged_cut_though_it_means_the_same_place(store: hw.Store, stream: hw.Stream) -> None:
+    write(stream, "0", "1")
+    store.tag("backup", stream.tail())
+    stream.truncate(stream.tail())
+    assert values(stream, end=store.tags()["backup"]) == ["0", "1"]
+    assert values(stream, end=datetime.now(UTC)) == values(stream) == []
+
+
+@pytest.mark.parametrize("columns", [[], [1], [None], "value", ["missing"]])
+def test_columns_that_are_none_are_refused(stream: hw.Stream, columns: Any) -> None:
+    write(stream, "0")
+    for read in (stream.to_arrow, stream.ranges()[0].to_arrow, stream.ranges()[0].to_batches):
+        with pytest.raises(hw.InvalidRequestError, match="column"):
+            read(columns=columns)
+
+
 def test_a_range_that_was_truncated_says_where_to_go_on(store: hw.Store, stream: hw.Stream) -> None:
     write(stream, *"abcdef")
     item = stream.ranges()[0]
@@ -393,6 +409,17 @@ def test_a_follower_that_was_overtaken_by_truncation_is_told_where_to_go_on(stor
     overtake("same", lose, truncate)
     overtake("dropped", lose, split, truncate)
     overtake("unseen", split, lose, merge, truncate)
+
+
+def test_a_follower_goes_on_when_just_what_it_has_read_is_truncated(stream: hw.Stream) -> None:
+    write(stream, "0", "1", "2")
+    stream.split(0)
+    cut = stream.tail()
+    write(stream, "3", "4", key=LEFT)
+    follower = stream.read(follow=True)
+    assert [next(follower).value for _ in range(3)] == [b"0", b"1", b"2"]
+    stream.truncate(cut)
+    assert [next(follower).value for _ in range(2)] == [b"3", b"4"]
 
 
 def test_a_follower_at_a_sealed_segment_that_was_truncated_to_its_end_does_not_wait_for_ever(stream: hw.Stream) -> None:

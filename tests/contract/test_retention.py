@@ -14,6 +14,8 @@ from tests.crash.processes import Place
 
 KIB = 1024
 EVENT = b"." * 1000
+#: Of the lower and the upper half of the key space.
+LEFT, RIGHT = "k3", "k2"
 
 
 #: Where the catalog makes no difference: it is the same client.
@@ -225,6 +227,62 @@ def test_consumption_across_a_split_goes_by_what_was_read_of_each_segment(store:
     assert numbers(stream) == sorted(set(range(5, 15)) - set(read))
 
 
+def merged_and_split(stream: hw.Stream) -> None:
+    """100 events in each of two segments, 100 in the one they were merged to, 100 in those it was split to."""
+    write(stream, range(100), key=LEFT)
+    write(stream, range(100, 200), key=RIGHT)
+    stream.merge([0, 1])
+    write(stream, range(200, 300), key=LEFT)
+    stream.split(2)
+    write(stream, range(300, 400), key=LEFT)
+
+
+def test_what_was_merged_stays_while_a_half_of_it_is_not_read(store: hw.Store) -> None:
+    stream = store.create_stream("r/merged", scaling=hw.Scaling.fixed(2), retention=hw.Retention.by_consumption(["g"]))
+    merged_and_split(stream)
+    group = store.reader_group("g", ["r/merged"])
+    with group.reader("left", commit="manual") as left, group.reader("right", commit="manual") as right:
+        both = {"left": left, "right": right}
+        for reader in both.values():
+            reader.read(timeout=0)
+            reader.rewind()
+        for name, owned in group.assignments().items():
+            for _ in range(101 if owned[0].number == 0 else 30):
+                both[name].read(timeout=1 if owned[0].number else 0)
+            both[name].commit()
+    assert dict(group.positions().streams["r/merged"].segments) == {0: 100, 1: 30}
+    assert retain(store) == [] and numbers(stream) == list(range(130, 400))
+    assert group.lag().events == 270
+    with group.reader("all") as reader:
+        found = [int(event.value.partition(b"|")[0]) for event in iter(lambda: reader.read(timeout=0.1), None)]
+    assert sorted(found) == list(range(130, 400))
+
+
+def test_what_was_merged_is_not_older_than_a_half_of_it(store: hw.Store) -> None:
+    stream = store.create_stream("r/sized", scaling=hw.Scaling.fixed(2))
+    merged_and_split(stream)
+    size = sum(row[0] for row in store._engine.database.query("SELECT bytes FROM segment"))
+    stream.update(retention=hw.Retention.by_size(size * 5 // 8))
+    assert retain(store) == []
+    assert (left := numbers(stream)) == list(range(left[0], 400)) and 145 <= left[0] <= 151
+
+
+def test_a_group_at_the_end_of_a_sealed_segment_goes_on_behind_it(store: hw.Store) -> None:
+    stream = store.create_stream("r/moved", retention=hw.Retention.by_consumption(["g"]))
+    write(stream, range(10))
+    group = store.reader_group("g", ["r/moved"])
+    read_some(store, "g", 10)
+    stream.split(0)
+    write(stream, range(10, 20), key=LEFT)
+    assert retain(store) == [] and numbers(stream) == list(range(10, 20))
+    assert group.lag().events == 10
+    with group.reader("r") as reader:
+        found = [int(event.value.partition(b"|")[0]) for event in iter(lambda: reader.read(timeout=0.1), None)]
+    assert found == list(range(10, 20))
+    retain(store)
+    assert numbers(stream) == []
+
+
 @on_sqlite
 @pytest.mark.parametrize("missing", ["never made", "deleted", "of another stream"])
 def test_while_a_named_group_is_missing_nothing_goes_and_upkeep_says_why(store: hw.Store, missing: str) -> None:
@@ -332,6 +390,20 @@ def test_a_running_reader_reads_to_its_end_whatever_retention_does(place: Place,
 
 
 @on_sqlite
+def test_a_follower_holds_what_waits_for_what_it_reads(store: hw.Store) -> None:
+    stream = store.create_stream("r/follower", retention=hw.Retention.by_size(1))
+    write(stream, range(300))
+    stream.split(0)
+    write(stream, range(300, 600), key=LEFT)
+    follower = stream.read(follow=True)
+    found = [next(follower)]
+    retain(store)
+    store.run_upkeep()
+    found += [next(follower) for _ in range(599)]
+    assert [int(event.value.partition(b"|")[0]) for event in found] == list(range(600))
+    follower.close()  # type: ignore[attr-defined]
+
+
 def test_a_group_that_is_behind_is_told_that_its_events_are_gone(store: hw.Store) -> None:
     stream = store.create_stream("r/behind", retention=hw.Retention.by_time(timedelta(hours=1)))
     write(stream, range(5))

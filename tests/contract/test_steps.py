@@ -138,6 +138,21 @@ def test_what_was_truncated_is_told_or_skipped(store: hw.Store) -> None:
     assert behind == stream.tail()
 
 
+def test_a_segment_that_stayed_empty_leaves_no_hole(store: hw.Store) -> None:
+    stream = store.stream(NAME)
+    with stream.writer() as writer:
+        writer.write(b"first", key="k3").result()
+        stream.merge([0, 1])
+        stream.split(2, parts=3)
+        for number in range(300):
+            writer.write(bytes(1000), key=str(number))
+    at, found = stream.head(), 0
+    while (behind := store.advance(at, piece_bytes=64_000)) != at:
+        found += sum(part.count for part in stream.ranges(at, behind))
+        at = behind
+    assert found == 301 and at == stream.tail()
+
+
 def test_what_a_tag_keeps_is_still_read_in_steps(store: hw.Store) -> None:
     stream = scaled(store)
     start, tail = stream.head(), stream.tail()

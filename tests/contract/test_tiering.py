@@ -18,6 +18,7 @@ import pytest
 import headwater as hw
 from headwater.catalog.extents import BLOCK, PARQUET
 from headwater.check import check_store
+from headwater.runtime import failpoints
 from headwater.segments import chunk as chunk_module
 from headwater.segments import read as read_module
 from headwater.segments import tiering
@@ -588,6 +589,37 @@ def test_a_point_costs_one_row_group(wide: tuple[hw.Store, hw.Stream], monkeypat
 
 
 @on_sqlite
+def test_files_that_are_listed_under_a_hold_stay_also_if_they_are_being_compacted(
+    place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = store.create_stream("t/held")
+    for number in range(7):
+        write(stream, numbered(10, number * 10))
+        tier(store)
+    write(stream, numbered(10, 70))
+    real = failpoints.reach
+    listed: list[hw.ChunkRange] = []
+    seen: list[str] = []
+
+    def list_when_a_compaction_is_written(name: str) -> None:
+        real(name)
+        if name == "tier.written":
+            seen.append(name)
+            if len(seen) == 2:
+                with place.open() as other:
+                    theirs = other.stream("t/held")
+                    other.hold("listing", theirs.head(), theirs.tail(), 600.0)
+                    listed.extend(theirs.chunks())
+
+    monkeypatch.setattr(failpoints, "reach", list_when_a_compaction_is_written)
+    store.run_upkeep()
+    monkeypatch.undo()
+    assert len(listed) == 8 and all(Path(chunk.url.removeprefix("file://")).exists() for chunk in listed)
+    store.release("listing")
+    assert store.run_upkeep().chunks_compacted == 8
+    assert values(stream) == numbered(80)
+
+
 def test_chunks_are_listed_as_plain_parquet_files_that_hold_the_events(store: hw.Store) -> None:
     stream = store.create_stream("t/files", scaling=hw.Scaling.fixed(2), schema=pa.schema([("id", pa.int64())]))
     write(stream, [{"id": number} for number in range(100)], key=lambda row: str(row["id"]))

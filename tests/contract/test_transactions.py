@@ -707,6 +707,24 @@ def test_a_transaction_lands_behind_what_was_written_before_its_commit(
     assert seen == per_key(store, ONE)
 
 
+@pytest.mark.parametrize("lost", ["the file", "a part of it", "its row"])
+def test_a_commit_does_not_name_what_is_gone_from_storage(store: hw.Store, place: Place, lost: str) -> None:
+    tx = store.transaction()
+    tx.write(TWO, bytes(600_000))
+    tx.flush()
+    (path,) = Path(place.url, "txn").glob("*/*")
+    if lost == "its row":
+        store._engine.database.write(lambda tx: tx.run("DELETE FROM object"))
+    elif lost == "the file":
+        path.unlink()
+    else:
+        with path.open("r+b") as file:
+            file.truncate(599_000)
+    with pytest.raises(hw.CorruptDataError, match="can't be committed: what it staged"):
+        tx.commit()
+    assert tx.status is ABORTED and values(store, TWO) == []
+
+
 def test_a_roll_seals_only_the_ranges_with_staged_data(store: hw.Store) -> None:
     stream = store.create_stream("t/four", scaling=hw.Scaling.fixed(4))
     tx = store.transaction()

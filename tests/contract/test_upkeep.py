@@ -21,7 +21,7 @@ from headwater.catalog.sqlite import SqliteDatabase
 from headwater.check import check_store
 from headwater.runtime import failpoints
 from headwater.segments import tiering
-from headwater.streams import retention, upkeep
+from headwater.streams import garbage, retention, upkeep
 from tests.crash.processes import Place, wait_until
 
 #: What upkeep's own transactions may take, with room for a busy machine; the goal is 20 ms, the benchmark of a quiet one.
@@ -500,6 +500,111 @@ def test_no_transaction_of_upkeep_holds_the_lock_for_long(tmp_path: Path, monkey
         longest["garbage"] = held.longest()
         print({what: f"{seconds * 1000:.1f} ms in {name}" for what, (seconds, name) in longest.items()})
         assert max(longest.values())[0] < LONGEST_SECONDS, longest
+
+
+def test_by_hand_never_goes_on_with_a_session_that_was_fenced(place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = store.create_stream("u/events")
+    write(stream, 20)
+    rounds = store.upkeep_rounds(0.01)
+    assert next(rounds) is not None
+    # It stands still, and another one takes over: what the first stores from now on is an orphan to it.
+    store._heart.close()
+    with place.open() as other:
+        other._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        real = failpoints.reach
+
+        def collect_orphans_meanwhile(name: str) -> None:
+            real(name)
+            if name == "tier.written":
+                session = other._engine.write(sessions.begin_session, "another")
+                monkeypatch.setattr(leases, "hold", lambda tx, session: None)
+                garbage.collect_orphans(other._engine, session)
+                monkeypatch.setattr(leases, "hold", real_hold)
+
+        real_hold = leases.hold
+        monkeypatch.setattr(failpoints, "reach", collect_orphans_meanwhile)
+        assert store.run_upkeep().events_tiered == 20
+        monkeypatch.undo()
+        assert values(other.stream("u/events")) == numbered(20)
+
+
+def test_a_session_that_was_fenced_changes_nothing_though_it_has_the_lease(store: hw.Store) -> None:
+    write(store.create_stream("u/events"), 20)
+    with store.pause_upkeep(), pytest.raises(hw.FencedError):
+        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        chunks_made = store._upkeep._chunks()
+        (backlog,) = store._engine.read(tiers.list_backlogs)
+        chunks_made.tier(store.stream("u/events")._ref, backlog)
+    assert chunks(store) == 0
+
+
+def test_a_pause_that_was_lost_says_so(place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LEASE_SECONDS", 0.2)
+    with place.open() as other, pytest.raises(hw.FencedError, match="the pause ended before its block"), store.pause_upkeep():
+        store._heart.close()
+        rounds = other.upkeep_rounds(0.05)
+        wait_until(lambda: next(rounds) is not None)
+
+
+def test_retention_that_was_under_way_goes_no_further_in_a_pause(place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("u/one", "u/two")
+    for name in names:
+        write(store.create_stream(name, retention=hw.Retention.by_size(100)), 20, padding=bytes(100))
+    real, arrived, may_go_on = retention._truncate, threading.Event(), threading.Event()
+
+    def wait_and_truncate(*args: Any) -> bool:
+        arrived.set()
+        assert may_go_on.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(retention, "_truncate", wait_and_truncate)
+    with place.open() as other:
+        background = threading.Thread(target=lambda: next(other.upkeep_rounds(60)))
+        background.start()
+        assert arrived.wait(60)
+        with store.pause_upkeep():
+            may_go_on.set()
+            background.join()
+            assert [len(values(store.stream(name))) for name in names] == [20, 20]
+
+
+def test_a_beat_of_the_session_before_takes_nothing_from_the_next(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, engine = store._upkeep, store._engine
+    at_renewal, may_go_on = threading.Event(), threading.Event()
+    real, real_round = engine.write_once, own._round
+
+    def write_once(change: Any, *args: Any, **options: Any) -> Any:
+        if change is leases.renew:
+            at_renewal.set()
+            assert may_go_on.wait(60)
+        return real(change, *args, **options)
+
+    def round_after_the_beat(*, eager: bool) -> Any:
+        may_go_on.set()
+        beat.join()
+        return real_round(eager=eager)
+
+    monkeypatch.setattr(engine, "write_once", write_once)
+    monkeypatch.setattr(own, "_round", round_after_the_beat)
+    with store.pause_upkeep():
+        beat = threading.Thread(target=own._beat)
+        beat.start()
+        assert at_renewal.wait(60)
+    store.run_upkeep()
+
+
+def test_a_segment_whose_last_hold_goes_while_it_is_truncated_is_forgotten(
+    place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = store.create_stream("u/events")
+    write(stream, 5)
+    store.hold("h", stream.head(), stream.tail(), 600)
+    stream.split(0)
+    stream.truncate(stream.tail())
+    # As if the hold had been released in the midst of it.
+    store._engine.database.write(lambda tx: tx.run_all([("DELETE FROM pin", ()), ("DELETE FROM tag", ())]))
+    store.run_upkeep()
+    assert store._engine.database.query("SELECT number FROM segment ORDER BY number") == [(1,), (2,)]
 
 
 @on_sqlite

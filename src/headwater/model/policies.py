@@ -12,7 +12,6 @@ from headwater.errors import InvalidRequestError
 from headwater.model.limits import OPEN_SEGMENTS
 from headwater.model.names import parse_word
 
-
 #: More than any segment can take.
 _MOST_PER_SECOND = 10**15
 

@@ -150,7 +150,7 @@ class Upkeep:
             yield
             if self._session is None or not self._engine.look(leases.is_held, self._session):
                 raise FencedError(
-                    "the upkeep was not paused all the time: this process was not heard of for too long; repeat what was done"
+                    "the pause ended before its block: this process was not heard of for too long; repeat what was done in it"
                 )
 
     @contextmanager
