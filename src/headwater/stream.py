@@ -226,10 +226,10 @@ class Stream:
                 item.start,
                 item.end,
                 ref.id,
-                item.segment.bytes * (item.end - item.start) // max(1, item.segment.tail - item.segment.head),
+                size,
                 item.segment.keys,
             )
-            for item in found
+            for item, size in zip(found, cuts.estimate_bytes(self._store._engine, found), strict=True)
         ]
 
     def range(self, segment: int, start: int, end: int) -> SegmentRange:

@@ -138,6 +138,29 @@ def test_what_was_truncated_is_told_or_skipped(store: hw.Store) -> None:
     assert behind == stream.tail()
 
 
+def test_bytes_of_a_fork_and_of_what_is_held_are_counted(store: hw.Store) -> None:
+    stream = store.create_stream("s/one")
+    cuts = []
+    with stream.writer() as writer:
+        for number in range(1000):
+            writer.write(bytes(1000), key="k")
+            if number % 10 == 9:
+                writer.flush()
+                cuts.append(stream.tail())
+    fork = stream.fork("s/fork")
+    store.reader_group("g", ["s/fork"])
+    assert 1_000_000 <= store.reader_group("g").lag().bytes <= 1_100_000
+    assert 1_000_000 <= fork.ranges()[0].bytes <= 1_100_000
+    step = store.advance(fork.head(), max_bytes=100_000)
+    assert 85 <= sum(part.count for part in fork.ranges(fork.head(), step)) <= 100
+    store.hold("h", cuts[79], stream.tail(), 600)
+    stream.truncate(cuts[89])
+    store.delete_stream("s/fork", seal=True)
+    store.run_upkeep()
+    step = store.advance(cuts[79], max_bytes=20_000)
+    assert 15 <= sum(part.count for part in stream.ranges(cuts[79], step)) <= 20
+
+
 def test_a_segment_that_stayed_empty_leaves_no_hole(store: hw.Store) -> None:
     stream = store.stream(NAME)
     with stream.writer() as writer:

@@ -82,6 +82,35 @@ def _plan(log: Statement, start: int, end: int, limit: int) -> Statement:
     )
 
 
+def is_counted(row: SegmentRow, start: int) -> bool:
+    """Whether all that a segment has from a number on is its own, and readable: then its row says how large it is."""
+    return start >= max(row.head, row.base_until)
+
+
+def count_bytes(row: SegmentRow, start: int, end: int) -> int:
+    """About how many bytes numbers [start, end) have, if they are counted."""
+    return row.bytes * (end - start) // max(1, row.tail - max(row.head, row.base_until))
+
+
+def estimate_bytes(tx: Tx, row: SegmentRow, start: int, end: int, *, is_held: bool = False) -> int:
+    """About how many bytes numbers [start, end) have as they were appended; `is_held` if some may be below the head, and kept."""
+    if is_counted(row, start) and not is_held:
+        return count_bytes(row, start, end)
+    # What a fork has of its parent is not counted in its row, and what is held below the head is counted with it.
+    size = 0
+    for log, first, until in list_pieces(tx, row):
+        low, high = max(first, start), min(until, end)
+        if low < high:
+            events, found = tx.run(
+                "SELECT COALESCE(sum(count), 0), COALESCE(sum(size), 0) FROM (SELECT count, COALESCE(raw, length) AS size FROM extent "
+                "WHERE log = ? AND first >= COALESCE((SELECT max(first) FROM extent WHERE log = ? AND first <= ?), 0) AND first < ? "
+                "ORDER BY first LIMIT ?) AS sample",
+                (log, log, low, high, _SAMPLED_EXTENTS),
+            )[0]
+            size += int(found) * (high - low) // max(1, int(events))
+    return size
+
+
 class InChunk(NamedTuple):
     """The answer lies in the chunk that holds this number of a log: only its own times can tell.
 
@@ -142,6 +171,8 @@ def find_append_time(tx: Tx, row: SegmentRow, number: int) -> int | None:
 
 
 _END = 1 << 62
+#: Extents that are looked at to tell how large events are.
+_SAMPLED_EXTENTS = 64
 
 
 #: Inline bytes deleted under one lock.

@@ -253,7 +253,7 @@ def _lag(tx: Tx, group: GroupRow) -> tuple[int, int, float]:
         for item in cuts.between_numbers(rows, numbers, ends):
             row = item.segment
             events += item.end - item.start
-            size += row.bytes * (item.end - item.start) // max(1, row.tail - row.head)
+            size += extents.estimate_bytes(tx, row, item.start, item.end)
             appended_at = extents.find_append_time(tx, row, item.start)
             if appended_at is not None:
                 oldest = appended_at if oldest is None else min(oldest, appended_at)

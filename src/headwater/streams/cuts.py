@@ -88,6 +88,13 @@ def ranges(engine: Engine, stream: StreamRef, start: Place, end: Place, *, skip_
     return engine.read(_ranges, engine.store_id, stream, *places, skip_truncated, may_be_tagged=isinstance(end, Cut))
 
 
+def estimate_bytes(engine: Engine, found: Sequence[Range]) -> list[int]:
+    """About how many bytes each of these ranges has."""
+    if all(extents.is_counted(item.segment, item.start) for item in found):
+        return [extents.count_bytes(item.segment, item.start, item.end) for item in found]
+    return engine.read(lambda tx: [extents.estimate_bytes(tx, item.segment, item.start, item.end) for item in found])
+
+
 def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
     """What lies behind a place as of now, with every segment that may still grow."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from headwater.catalog import segments
+from headwater.catalog import extents, segments
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
@@ -45,7 +45,7 @@ def advance(
         if events is not None:
             share = min(share, events / max(1, sum(item.end - item.start for _, item in ready)))
         if size is not None:
-            share = min(share, size / max(1, sum(_bytes(item) for _, item in ready)))
+            share = min(share, size / max(1, sum(walk.bytes(item) for walk, item in ready)))
         taken = [(walk, item, int((item.end - item.start) * share)) for walk, item in ready]
         if share < 1.0 and not has_moved and not any(count for _, _, count in taken):
             first = next(index for index, (_, item, _) in enumerate(taken) if item.end > item.start)
@@ -56,18 +56,12 @@ def advance(
         if events is not None:
             events -= sum(count for _, _, count in taken)
         if size is not None:
-            size -= sum(_bytes(item) * count // max(1, item.end - item.start) for _, item, count in taken)
+            size -= sum(walk.bytes(item, count) for walk, item, count in taken)
         if share < 1.0:
             break
     if not has_moved:
         return start
     return Cut(store_id, {walk.stream.name: StreamCut(walk.stream.id, walk.place()) for walk in walks})
-
-
-def _bytes(item: Range) -> int:
-    """About how many bytes a range has."""
-    row = item.segment
-    return row.bytes * (item.end - item.start) // max(1, row.tail - row.head)
 
 
 class _Piece:
@@ -86,8 +80,15 @@ class _Walk:
     piece_bytes: int
     numbers: dict[int, int]
     rows: dict[int, SegmentRow]
+    #: About how many bytes each segment's part has.
+    sizes: dict[int, int]
     #: For each segment that this step has events of, or of its predecessors, the piece it belongs to.
     pieces: dict[int, _Piece] = field(default_factory=dict)
+
+    def bytes(self, item: Range, count: int | None = None) -> int:
+        """About how many bytes a segment's part, or the first events of it, have."""
+        size = self.sizes[item.segment.number]
+        return size if count is None else size * count // max(1, item.end - item.start)
 
     def enter_ready(self) -> list[Range]:
         """Enter the segments whose predecessors are finished. Those that don't fit into one piece with them wait for the next step.
@@ -105,7 +106,7 @@ class _Walk:
         entered = []
         for parents, items in families:
             size = sum(piece.size for piece in parents)
-            if parents and size + sum(_bytes(item) for item in items) > self.piece_bytes:
+            if parents and size + sum(self.bytes(item) for item in items) > self.piece_bytes:
                 continue
             joined = _Piece(size)
             self.pieces = {number: joined if piece in parents else piece for number, piece in self.pieces.items()}
@@ -123,7 +124,7 @@ class _Walk:
         # An empty one too, behind what this step has: its successors go on from there together.
         if count or piece is not None:
             piece = piece or _Piece(0)
-            piece.size += _bytes(item) * count // max(1, item.end - item.start)
+            piece.size += self.bytes(item, count)
             self.pieces[number] = piece
         if item.start + count == item.segment.tail and not item.segment.is_open:
             self.lineage.finish(number)
@@ -138,16 +139,17 @@ def _walk(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut | None,
         raise NotFoundError(f"stream {stream.name} was deleted")
     lower = cuts.cut_numbers(store_id, stream, rows, start)
     upper = cuts.cut_numbers(store_id, stream, rows, end) if end is not None else None
+    is_held = False
     if _is_truncated(rows, lower):
         if skip_truncated:
             lower = _skip_truncated(rows, lower)
         else:
             # Tags and holds may keep what was truncated.
-            rows = _check_kept(tx, store_id, stream, rows, lower, upper)
+            rows, is_held = _check_kept(tx, store_id, stream, rows, lower, upper), True
     by_number = {row.number: row for row in rows}
     lower_spans = [by_number[number].span for number in lower]
     upper_spans = [by_number[number].span for number in upper or {} if number in by_number]
-    lineage = Lineage()
+    lineage, sizes = Lineage(), {}
     for row in rows:
         first = lower.get(row.number, row.head)
         if row.number not in lower and is_before(row.span, lower_spans):
@@ -159,8 +161,10 @@ def _walk(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut | None,
             elif not is_before(row.span, upper_spans):
                 # At the end, but the place needs a segment for each key: this is where the next step would begin.
                 until = first
-        lineage.add(Range(row, first, max(first, until)))
-    return _Walk(stream, lineage, piece_bytes, dict(lower), by_number)
+        until = max(first, until)
+        sizes[row.number] = extents.estimate_bytes(tx, row, first, until, is_held=is_held)
+        lineage.add(Range(row, first, until))
+    return _Walk(stream, lineage, piece_bytes, dict(lower), by_number, sizes)
 
 
 def _is_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> bool:
