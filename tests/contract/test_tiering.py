@@ -7,17 +7,20 @@ import pickle
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 import pytest
 
 import headwater as hw
 from headwater.catalog.extents import BLOCK, PARQUET
 from headwater.check import check_store
+from headwater.model.schemas import check_schema
 from headwater.runtime import failpoints
 from headwater.segments import chunk as chunk_module
 from headwater.segments import read as read_module
@@ -69,6 +72,127 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.list_(pa.struct([("t", pa.time32("s")), ("n", pa.int8())])), [[{"t": 1, "n": None}], None]),
     (pa.list_(pa.field("thing", pa.int32(), nullable=False)), [[1], [2]]),
 ]
+
+
+class Degrees(pa.ExtensionType):
+    def __init__(self) -> None:
+        super().__init__(pa.int32(), "tests.degrees")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+
+#: What pyarrow can make, with parameters at their limits.
+FACTORIES: list[pa.DataType] = [
+    *(getattr(pa, name)() for name in ("null", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")),
+    *(getattr(pa, name)() for name in ("float16", "float32", "float64", "string", "large_string", "binary", "large_binary")),
+    *(getattr(pa, name)() for name in ("string_view", "binary_view", "date32", "date64", "month_day_nano_interval")),
+    *(pa.binary(size) for size in (0, 1, 3)),
+    *(pa.time32(unit) for unit in ("s", "ms")),
+    *(pa.time64(unit) for unit in ("us", "ns")),
+    *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC", "Europe/Berlin", "+05:30")),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.decimal32(*digits) for digits in ((1, 0), (9, 9), (5, -2), (3, 5))),
+    *(pa.decimal64(*digits) for digits in ((18, 18), (10, 2), (5, -2))),
+    *(pa.decimal128(*digits) for digits in ((38, 0), (38, 38), (7, 2), (5, -2), (2, 4))),
+    *(pa.decimal256(*digits) for digits in ((76, 0), (76, 76), (7, 2), (5, -2))),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.run_end_encoded(pa.int32(), pa.int64()),
+    pa.dense_union([pa.field("x", pa.int64())]),
+    pa.sparse_union([pa.field("x", pa.int64())]),
+    pa.list_view(pa.int32()),
+    pa.large_list_view(pa.int32()),
+    pa.struct([]),
+    pa.struct([("a", pa.int8()), ("a", pa.int8())]),
+    pa.uuid(),
+    pa.json_(),
+    pa.bool8(),
+    pa.opaque(pa.int32(), "a", "b"),
+    pa.fixed_shape_tensor(pa.int32(), [2]),
+    Degrees(),
+]
+#: How types are nested, by name.
+NESTINGS: dict[str, Callable[[pa.DataType], pa.DataType]] = {
+    "flat": lambda kind: kind,
+    "list": pa.list_,
+    "large list": pa.large_list,
+    "list of 0": lambda kind: pa.list_(kind, 0),
+    "list of 1": lambda kind: pa.list_(kind, 1),
+    "list of 2": lambda kind: pa.list_(kind, 2),
+    "struct": lambda kind: pa.struct([("x", kind), ("y", pa.int8())]),
+    "map": lambda kind: pa.map_(pa.string(), kind),
+    "map by it": lambda kind: pa.map_(kind, pa.int32()),
+    "sorted map": lambda kind: pa.map_(pa.string(), kind, keys_sorted=True),
+    "named map": lambda kind: pa.map_(pa.field("k", kind, nullable=False), pa.field("v", kind)),
+    "list of lists": lambda kind: pa.list_(pa.list_(kind)),
+    "list of lists of 2": lambda kind: pa.list_(pa.list_(kind, 2)),
+    "list of 2 lists of 2": lambda kind: pa.list_(pa.list_(kind, 2), 2),
+    "list of lists of 0": lambda kind: pa.list_(pa.list_(kind, 0)),
+    "list of 2 structs": lambda kind: pa.list_(pa.struct([("x", kind)]), 2),
+    "list of maps": lambda kind: pa.list_(pa.map_(pa.string(), kind)),
+    "struct of structs": lambda kind: pa.struct([("x", pa.struct([("y", kind)]))]),
+    "struct of maps of lists": lambda kind: pa.struct([("m", pa.map_(pa.string(), pa.list_(kind)))]),
+    "map of maps": lambda kind: pa.map_(pa.string(), pa.map_(pa.string(), kind)),
+    "map by structs": lambda kind: pa.map_(pa.struct([("x", kind)]), pa.int8()),
+    "list view": pa.list_view,
+    "large list view": pa.large_list_view,
+    "dictionary": lambda kind: pa.dictionary(pa.int32(), kind),
+    "runs": lambda kind: pa.run_end_encoded(pa.int32(), kind),
+    "dense union": lambda kind: pa.dense_union([pa.field("x", kind)]),
+    "sparse union": lambda kind: pa.sparse_union([pa.field("x", kind)]),
+}
+#: Those of which streams take none.
+REFUSED = {"list of 0", "list of lists of 0", "list view", "large list view", "dictionary", "runs", "dense union", "sparse union"}
+DAY_SECONDS = 86_400
+
+
+def samples(kind: pa.DataType) -> list[Any]:
+    """Values of a type that a stream takes, those at its limits too, and none that is null as a whole."""
+    if pt.is_boolean(kind):
+        return [True, False]
+    if pt.is_integer(kind):
+        bits = kind.bit_width
+        return [1, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if pt.is_signed_integer(kind) else [0, 1, 2**bits - 1]
+    if pt.is_floating(kind):
+        return [1.5, -0.0, float("inf")]
+    if pt.is_decimal(kind):
+        return [D((sign, digits, -kind.scale)) for sign, digits in ((0, (9,) * kind.precision), (1, (9,) * kind.precision), (0, (1,)))]
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        return ["", "aä€😀", "a\0b"]
+    if pt.is_fixed_size_binary(kind):
+        return [bytes(range(kind.byte_width)), b"\xff" * kind.byte_width]
+    if pt.is_binary(kind) or pt.is_large_binary(kind):
+        return [b"", b"\xff\0"]
+    if pt.is_date(kind):
+        return [date.min, date(1969, 12, 31), date.max]
+    if pt.is_time(kind):
+        return [0, 5, DAY_SECONDS * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit] - 1]
+    if pt.is_temporal(kind):
+        return [-1, 0, 1_700_000_000]
+    if pt.is_struct(kind):
+        fields = [[*samples(field.type), None] for field in kind]
+        return [{field.name: found[turn % len(found)] for field, found in zip(kind, fields, strict=True)} for turn in range(4)]
+    if pt.is_map(kind):
+        keys, items = samples(kind.key_type), [*samples(kind.item_type), None]
+        return [[], [(keys[0], None)], [(key, items[turn % len(items)]) for turn, key in enumerate(keys)]]
+    found = [*samples(kind.value_type), None]
+    if pt.is_fixed_size_list(kind):
+        return [[found[(turn + place) % len(found)] for place in range(kind.list_size)] for turn in range(len(found))]
+    return [[], found, [None]]
+
+
+def nested_types(nesting: str) -> Iterator[pa.DataType]:
+    for kind in FACTORIES:
+        with suppress(ValueError):  # pyarrow has no maps by null
+            yield NESTINGS[nesting](kind)
+
+
+def is_taken(kind: pa.DataType) -> bool:
+    try:
+        check_schema(pa.schema([("c", kind)]))
+    except hw.InvalidRequestError:
+        return False
+    return True
 
 
 #: Where the catalog makes no difference: it is the same client.
@@ -170,6 +294,36 @@ def test_values_of_every_type_come_back_as_they_were(kind: pa.DataType, tmp_path
         tier(store)
         before.check(Look(stream))
         assert stream.to_arrow(columns=["c"]).schema.field("c").type.equals(kind)
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_every_type_is_refused_by_create_stream_or_comes_back_as_it_was(nesting: str, tmp_path: Path) -> None:
+    kinds = list(nested_types(nesting))
+    taken = [kind for kind in kinds if is_taken(kind)]
+    assert len(taken) == (0 if nesting in REFUSED else 54)
+    with hw.open(tmp_path, upkeep=False) as store:
+        for kind in kinds:
+            if kind not in taken:
+                with pytest.raises(hw.InvalidRequestError, match="column 'c"):
+                    store.create_stream("t/refused", schema=pa.schema([("c", kind)]))
+        if not taken:
+            return
+        schema = pa.schema([(str(place), kind) for place, kind in enumerate(taken)])
+        columns = [[None, *(samples(kind) * 5)[:5], None] for kind in taken]
+        table = pa.table([pa.array(column, kind) for column, kind in zip(columns, taken, strict=True)], schema=schema)
+        stream = store.create_stream("t/all", schema=schema)
+        with stream.writer() as writer:
+            writer.write_batch(table)
+            for row in zip(*columns, strict=True):
+                writer.write(dict(zip(schema.names, row, strict=True)))
+        before = Look(stream)
+        tier(store)
+        before.check(Look(stream))
+        found = stream.to_arrow()
+        for name in schema.names:
+            column = pa.chunked_array(table[name].chunks * 2)
+            assert found[name].equals(column), schema.field(name)
+        assert check_store(store).problems == []
 
 
 @on_sqlite

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headwater.errors import InvalidRequestError
+from headwater.model.limits import NESTED_TYPES
 from headwater.model.schemas import OPAQUE, check_batch_schema, check_schema, evolve, is_opaque, python_schema, upgrade
+
+
+def nested(depth: int) -> pa.DataType:
+    kind = pa.int8()
+    for _ in range(depth):
+        kind = pa.map_(pa.string(), kind)
+    return kind
+
+
+UUID = {"ARROW:extension:name": "arrow.uuid", "ARROW:extension:metadata": ""}
 
 FLAT = [
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float32(),
@@ -27,6 +39,7 @@ NESTED = [
     pa.list_(pa.struct([("m", pa.map_(pa.int64(), pa.binary()))])),
     pa.struct([pa.field("a", pa.int64(), nullable=False), ("b", pa.list_(pa.field("item", pa.timestamp("us", "UTC"), nullable=False), 1))]),
     pa.map_(pa.string(), pa.field("value", pa.date32(), nullable=False)),
+    nested(NESTED_TYPES),
 ]
 
 
@@ -63,6 +76,29 @@ def test_a_stream_may_have_columns_of_these_types(kind: pa.DataType) -> None:
 def test_other_schemas_are_refused(schema: Any) -> None:
     with pytest.raises(InvalidRequestError):
         check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (pa.binary(0), "fixed_size_binary[0] have the size 0"),
+        (pa.list_(pa.int32(), 0), "have the size 0"),
+        (pa.decimal128(5, -2), "the scale of decimal128(5, -2) is not from 0 to its precision"),
+        (pa.decimal256(5, -2), "the scale of decimal256(5, -2)"),
+        (pa.decimal32(2, 4), "the scale of decimal32(2, 4)"),
+        (nested(NESTED_TYPES), "nested 30 deep"),
+        (nested(400), "nested 30 deep"),
+        (pa.struct([pa.field("u", pa.binary(16), metadata=UUID)]), "stored as another one"),
+        (pa.struct([pa.field(b"\xff", pa.int8())]), "not UTF-8"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_types_that_blocks_or_chunks_can_not_hold_are_refused_with_the_reason(kind: pa.DataType, said: str) -> None:
+    for outer in (pa.list_(kind), pa.list_(kind, 2), pa.struct([("x", kind)]), pa.map_(pa.string(), kind), pa.large_list(pa.list_(kind))):
+        new = pa.schema([("a", pa.int64()), ("b", outer)])
+        for check in (check_schema, lambda schema: evolve(pa.schema([("a", pa.int64())]), schema)):
+            with pytest.raises(InvalidRequestError, match=re.escape(said)):
+                check(new)
 
 
 def test_a_stream_is_opaque_only_with_the_one_schema() -> None:

@@ -9,6 +9,8 @@ MIB: Final = 1024 * KIB
 
 #: One event's value. Larger ones are refused by `write` itself.
 EVENT_BYTES: Final = 64 * MIB
+#: Lists, structs and maps within each other in a column's type. Of 50 lists no chunk could be read, 32 maps no block could hold.
+NESTED_TYPES: Final = 30
 #: One routing key.
 KEY_BYTES: Final = 64 * KIB
 #: A `write_batch` up to this size is stored whole or not at all.

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
+from headwater.model.limits import NESTED_TYPES
 
 #: The schema of a stream that was given none: opaque bytes.
 OPAQUE = pa.schema([pa.field("value", pa.binary(), nullable=False)])
@@ -48,37 +49,52 @@ def check_schema(schema: Any) -> pa.Schema:
     if not len(schema):
         raise InvalidRequestError("a schema has at least one column")
     seen = set()
-    for field in schema:
-        if field.name.startswith("_"):
-            raise InvalidRequestError(f"column {field.name!r}: names that begin with _ are headwater's own")
-        if field.name in seen:
-            raise InvalidRequestError(f"column {field.name!r} stands in the schema twice")
-        seen.add(field.name)
-        _check_type(field.name, field.type)
-    return schema.remove_metadata()
+    try:
+        for field in schema:
+            if field.name.startswith("_"):
+                raise InvalidRequestError(f"column {field.name!r}: names that begin with _ are headwater's own")
+            if field.name in seen:
+                raise InvalidRequestError(f"column {field.name!r} stands in the schema twice")
+            seen.add(field.name)
+            _check_type(field.name, field.type)
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"a column's name is not UTF-8: {error}") from error
+    schema = schema.remove_metadata()
+    # The metadata of a field may make an extension type of it.
+    stored = pa.ipc.read_schema(schema.serialize())
+    if not stored.equals(schema):
+        raise InvalidRequestError(f"this schema would be stored as another one: {difference(stored, schema)}")
+    return schema
 
 
 def is_opaque(schema: pa.Schema) -> bool:
     return bool(schema.equals(OPAQUE))
 
 
-def _check_type(name: str, kind: pa.DataType) -> None:
+def _check_type(name: str, kind: pa.DataType, depth: int = 0) -> None:
+    """Refuse a type that blocks, or the Parquet of chunks, can't hold: for some its writer would even end the process."""
+    if depth > NESTED_TYPES:
+        raise InvalidRequestError(f"column {name[:80]!r}: types may be nested {NESTED_TYPES} deep")
     if pt.is_timestamp(kind) and kind.tz:
         _check_zone(name, kind)
+    if pt.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise InvalidRequestError(f"column {name!r}: the scale of {kind} is not from 0 to its precision, so no chunk could hold it")
+    if (pt.is_fixed_size_list(kind) and not kind.list_size) or (pt.is_fixed_size_binary(kind) and not kind.byte_width):
+        raise InvalidRequestError(f"column {name!r}: values of {kind} have the size 0, so no chunk could hold them")
     if isinstance(kind, pa.BaseExtensionType) or not any(test(kind) for test in _FLAT):
         if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-            return _check_type(f"{name}.item", kind.value_type)
+            return _check_type(f"{name}.item", kind.value_type, depth + 1)
         if pt.is_struct(kind):
             if not kind.num_fields:
                 raise InvalidRequestError(f"column {name!r}: a struct has at least one field")
             if len({field.name for field in kind}) < kind.num_fields:
                 raise InvalidRequestError(f"column {name!r}: a field stands in the struct twice")
             for field in kind:
-                _check_type(f"{name}.{field.name}", field.type)
+                _check_type(f"{name}.{field.name}", field.type, depth + 1)
             return None
         if pt.is_map(kind):
-            _check_type(f"{name}.key", kind.key_type)
-            return _check_type(f"{name}.value", kind.item_type)
+            _check_type(f"{name}.key", kind.key_type, depth + 1)
+            return _check_type(f"{name}.value", kind.item_type, depth + 1)
         raise InvalidRequestError(f"column {name!r}: a stream can't hold the type {kind}; dictionaries are given as their values' type")
     return None
 
