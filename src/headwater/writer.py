@@ -10,13 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headwater.batch import SegmentRange
 from headwater.catalog import watermarks
 from headwater.errors import InvalidRequestError
 from headwater.lanewriter import LaneWriter
-from headwater.model.columns import check_nested_nulls, largest_row
+from headwater.model.columns import check_nested_nulls, check_values, largest_row, plain_column
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, KEY_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
@@ -317,11 +316,15 @@ def _opaque_bytes(value: Any) -> bytes:
 
 def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     """A user's batch as the stream's columns, keys and times. InvalidRequestError if it does not fit."""
+    if not isinstance(batch, pa.RecordBatch | pa.Table):
+        raise InvalidRequestError(f"write_batch takes a pyarrow.RecordBatch or Table, not {type(batch).__name__}")
+    try:
+        batch.validate()
+    except pa.ArrowInvalid as error:
+        raise InvalidRequestError(f"this batch is not valid as Arrow data: {error}") from error
     if isinstance(batch, pa.Table):
         batches = batch.combine_chunks().to_batches()
         batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
-    if not isinstance(batch, pa.RecordBatch):
-        raise InvalidRequestError(f"write_batch takes a pyarrow.RecordBatch or Table, not {type(batch).__name__}")
     names = batch.schema.names
     if len(set(names)) < len(names):
         raise InvalidRequestError(f"this batch has a column twice: {names}")
@@ -340,13 +343,14 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
             times = column.cast(TIME)
         except pa.ArrowException as error:
             raise InvalidRequestError(f"the column _time can't be stored in microseconds: {error}") from error
-        earliest, latest = (bound.as_py() for bound in pc.min_max(times.view(pa.int64())).values())
-        if earliest is not None and not _FIRST_TIME <= earliest <= latest <= _LAST_TIME:
-            raise InvalidRequestError("the column _time has times outside of the years 1 to 9999")
+        check_values("_time", times)
     aside = {"_time", "_key"} | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
     rest = batch.select([name for name in names if name not in aside])
     check_batch_schema(rest.schema, stream.schema)
     columns = [_column(rest, field) for field in stream.schema]
+    for field, column in zip(stream.schema, columns, strict=True):
+        check_values(field.name, column)
+        check_nested_nulls(field.name, column)
     # Only a batch that is large as a whole can hold an event that is too large.
     if sum(column.nbytes for column in columns) > EVENT_BYTES and (largest := largest_row(columns)) > EVENT_BYTES:
         raise InvalidRequestError(f"an event of this batch has {largest:,} bytes; an event may have {EVENT_BYTES:,}")
@@ -358,16 +362,16 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if index < 0:
         return pa.nulls(batch.num_rows, field.type)
     column = batch.column(index)
-    if column.null_count and not field.nullable:
-        raise InvalidRequestError(f"column {field.name!r} has {column.null_count} nulls, and is not nullable")
     if not column.type.equals(field.type):
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
         try:
-            column = column.cast(field.type)
+            if pa.types.is_nested(column.type):
+                column.validate(full=True)
+            column = plain_column(column).cast(field.type)
         except pa.ArrowException as error:
             raise InvalidRequestError(f"column {field.name!r} can't be stored as {field.type}: {error}") from error
-    check_nested_nulls(field.name, column)
+    # Only now: a dictionary may have nulls too.
+    if column.null_count and not field.nullable:
+        raise InvalidRequestError(f"column {field.name!r} has {column.null_count} nulls, and is not nullable")
     return column
 
 

@@ -1,4 +1,4 @@
-"""Opening what can't be opened, and names that can't be names: a typed error with the fact in it, and nothing made."""
+"""What can't be opened, can't be a name, or could not be read once stored: a typed error with the fact in it, and nothing made."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.mounts import file_system_of, refuse_network_mount
+from headwater.check import check_store
 
 
 @pytest.fixture
@@ -286,6 +288,8 @@ def test_what_can_not_name_a_scope_is_refused(store: hw.Store, name: Any) -> Non
         ({"schema": pa.schema([])}, "at least one column"),
         ({"schema": pa.schema([("_key", pa.int64())])}, "'_key'"),
         ({"schema": pa.schema([("at", pa.timestamp("us", "Nowhere/X"))])}, "'Nowhere/X' is no time zone"),
+        ({"schema": pa.schema([("value", pa.binary()), ("l", pa.list_(pa.int32(), 0))])}, "size 0"),
+        ({"schema": pa.schema([("value", pa.binary()), ("d", pa.decimal128(5, -2))])}, "scale"),
     ],
     ids=str,
 )
@@ -297,3 +301,107 @@ def test_options_that_make_no_sense_are_refused_and_nothing_is_made(store: hw.St
         stream = store.create_stream("a/x")
         with pytest.raises(hw.InvalidRequestError, match=said):
             stream.update(**options)
+
+
+# Values that could not be read, or not be moved to chunks.
+
+
+def numbers(kind: pa.DataType, number: int) -> pa.Array:
+    """Two values of a type by the number that Arrow stores, unchecked: 0 and this one."""
+    return pa.array([0, number], pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "said"),
+    [
+        (pa.date32(), 2**30, "years 1 to 9999"),
+        (pa.date64(), 86_400_000 * 2**30, "years 1 to 9999"),
+        (pa.date64(), 1, "whole number of days"),
+        (pa.time32("s"), -5, "acceptable range"),
+        (pa.time32("s"), 2**31 - 1, "acceptable range"),
+        (pa.time64("us"), 2**61, "acceptable range"),
+        (pa.timestamp("s"), 2**61, "years 1 to 9999"),
+        (pa.timestamp("ms"), 2**61, "years 1 to 9999"),
+        (pa.timestamp("us", "UTC"), -(2**61), "years 1 to 9999"),
+        (pa.timestamp("s", "Pacific/Auckland"), 253_402_300_799, "years 1 to 9999 of its zone"),
+        (pa.duration("s"), 2**61, "Python's durations"),
+        (pa.duration("ms"), -(2**61), "Python's durations"),
+    ],
+    ids=str,
+)
+def test_times_that_no_reader_could_get_are_refused(store: hw.Store, kind: pa.DataType, number: int, said: str) -> None:
+    bad = numbers(kind, number)
+    columns = [
+        (bad, number),
+        (pa.ListArray.from_arrays([0, 1, 2], bad), [number]),
+        (pa.FixedSizeListArray.from_arrays(bad, 1), [number]),
+        (pa.StructArray.from_arrays([bad], ["x"]), {"x": number}),
+        (pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), bad), {"a": number}),
+    ]
+    for place, (column, value) in enumerate(columns):
+        table = pa.table({"c": column})
+        stream = store.create_stream(f"a/{place}", schema=table.schema)
+        with stream.writer() as writer, store.transaction() as tx:
+            batches = writer.write_batch, partial(tx.write_batch, stream.name)
+            rows = writer.write, partial(tx.write, stream.name)
+            for give, given in (*((give, table) for give in batches), *((give, {"c": value}) for give in rows)):
+                with pytest.raises(hw.InvalidRequestError, match=f"column 'c.*{number}.*{said}"):
+                    give(given)
+            writer.write_batch(table.slice(0, 1))
+        assert stream.to_arrow(columns=["c"]).equals(table.slice(0, 1))
+        assert len(list(stream.read())) == 1
+    assert store.run_upkeep().problems == () and check_store(store).ok
+
+
+def test_text_that_is_not_utf_8_is_refused(store: hw.Store) -> None:
+    for place, kind in enumerate([pa.string(), pa.large_string()]):
+        bad = pa.array([b"a", b"\xff\xfe"], pa.binary() if kind == pa.string() else pa.large_binary()).view(kind)
+        views = pa.array([b"a", b"\xff\xfe"], pa.binary_view()).view(pa.string_view())
+        schema = pa.schema([("c", kind), ("l", pa.list_(kind)), ("s", pa.struct([("x", kind)]))])
+        stream = store.create_stream(f"a/{place}", schema=schema)
+        with stream.writer() as writer:
+            for name, column in (
+                ("c", bad),
+                ("c", pa.DictionaryArray.from_arrays([0, 1], bad)),
+                ("c", views),
+                ("l", pa.ListArray.from_arrays([0, 1, 2], bad)),
+                ("s", pa.StructArray.from_arrays([bad], ["x"])),
+            ):
+                with pytest.raises(hw.InvalidRequestError, match=f"column '{name}.*Invalid UTF8 sequence"):
+                    writer.write_batch(pa.table({name: column}))
+                writer.write_batch(pa.table({name: column.slice(0, 1)}))
+            with pytest.raises(hw.InvalidRequestError, match="column 'c'"):
+                writer.write({"c": "\ud800"})
+        assert len(list(stream.read())) == 5
+    assert store.run_upkeep().problems == () and check_store(store).ok
+
+
+def test_columns_that_are_not_valid_as_arrow_data_are_refused(store: hw.Store) -> None:
+    places = pa.array([0, 5, 2, 6], pa.int32()).buffers()[1]
+    crossed = pa.Array.from_buffers(pa.binary(), 3, [None, places, pa.py_buffer(b"abcdef")])
+    lists = pa.Array.from_buffers(pa.list_(pa.int8()), 3, [None, places], children=[pa.array(range(6), pa.int8())])
+    digits = pa.Array.from_buffers(pa.decimal128(7, 2), 1, pa.array([10**9], pa.decimal128(12, 0)).buffers())
+    indices = pa.DictionaryArray.from_arrays(pa.array([0, 7], pa.int8()), pa.array(["a", "b"]), safe=False)
+    opaque = store.create_stream("a/opaque")
+    typed = store.create_stream("a/typed", schema=pa.schema([("l", pa.list_(pa.int8())), ("d", pa.decimal128(7, 2)), ("s", pa.string())]))
+    with opaque.writer() as writer, typed.writer() as typed_writer:
+        for give, table, said in (
+            (writer.write_batch, pa.table({"value": crossed}), "column 'value'.*offset"),
+            (typed_writer.write_batch, pa.table({"l": lists}), "column 'l'.*offset"),
+            (typed_writer.write_batch, pa.table({"l": lists.slice(1)}), "column 'l'.*offset"),
+            (typed_writer.write_batch, pa.table({"d": digits}), "column 'd'.*precision"),
+            (typed_writer.write_batch, pa.table({"s": indices}), "column 's'.*out of bounds"),
+        ):
+            with pytest.raises(hw.InvalidRequestError, match=said):
+                give(table)
+        for keys in (crossed, indices):
+            with pytest.raises(hw.InvalidRequestError, match="column 'k'"):
+                writer.write_batch(pa.table({"value": pa.array([b"x"] * len(keys)), "k": keys}), key="k")
+    assert list(opaque.read()) == list(typed.read()) == []
+
+
+def test_the_nulls_of_a_dictionary_are_refused_where_there_may_be_none(store: hw.Store) -> None:
+    stream = store.create_stream("a/x", schema=pa.schema([pa.field("s", pa.string(), nullable=False)]))
+    column = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))
+    with stream.writer() as writer, pytest.raises(hw.InvalidRequestError, match="column 's' has 1 nulls, and is not nullable"):
+        writer.write_batch(pa.table({"s": column}))

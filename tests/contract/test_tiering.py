@@ -74,7 +74,7 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
-class Degrees(pa.ExtensionType):
+class Degrees(pa.ExtensionType):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(pa.int32(), "tests.degrees")
 

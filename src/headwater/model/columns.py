@@ -1,10 +1,11 @@
-"""Columns given as a whole: that nothing nested in them is null where it may not be, and how large their rows are."""
+"""Columns given as a whole: that their values can be read and tiered, are not null where they may not be, and how large their rows are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,126 @@ import pyarrow.types as pt
 from headwater.errors import InvalidRequestError
 
 Sizes = np.ndarray[Any, np.dtype[np.int64]]
+
+_EPOCH = datetime(1970, 1, 1)
+_YEARS = "the years 1 to 9999"
+_STEPS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1), "us": timedelta(microseconds=1)}
+
+
+class Text(NamedTuple):
+    """A type of text: as bytes, and the numbers that say where values begin and end."""
+
+    stored: pa.DataType
+    offsets: type[np.signedinteger[Any]]
+
+
+_TEXTS = {pa.string().id: Text(pa.binary(), np.int32), pa.large_string().id: Text(pa.large_binary(), np.int64)}
+
+
+class Bounds(NamedTuple):
+    """The first and the last number that a column of a type may hold."""
+
+    first: int
+    last: int
+    called: str
+
+
+def check_values(path: str, column: pa.Array) -> None:
+    """Refuse a column with a value that no reader could get or no chunk could hold. What lies under a null counts: it is stored too."""
+    if not pt.is_nested(column.type):
+        if why := find_fault(column):
+            raise InvalidRequestError(f"column {path!r} has a value that can't be stored: {why}")
+        return
+    try:
+        children = _stored(column)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequestError(f"column {path!r} has a value that can't be stored: {error}") from error
+    for name, child in children:
+        check_values(f"{path}.{name}", child)
+
+
+def find_fault(column: pa.Array) -> str:
+    """Why a value of a column, whose type is not nested, could not be read or tiered as it is; "" if all can."""
+    kind = column.type
+    bounds = _bounds(kind) if pt.is_temporal(kind) else None
+    if bounds is not None:
+        numbers = column.view(pa.int32() if pt.is_date32(kind) else pa.int64())
+        lowest, highest = (bound.as_py() for bound in pc.min_max(numbers).values())
+        if lowest is not None and not bounds.first <= lowest <= highest <= bounds.last:
+            return f"{lowest if lowest < bounds.first else highest} as {kind} lies outside of {bounds.called}"
+    return _arrow_fault(column)
+
+
+def _arrow_fault(column: pa.Array) -> str:
+    """What Arrow says of text that is not UTF-8, of offsets, of times of day and of digits that its type does not allow."""
+    text = _TEXTS.get(column.type.id)
+    try:
+        # Its check of text takes ten times as long as that of bytes, and most text is ASCII.
+        if text is None or not _is_ascii(column.view(text.stored), text.offsets):
+            column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        return f"{error}, and chunks keep the day only" if pt.is_date64(column.type) else str(error)
+    return ""
+
+
+def _is_ascii(column: pa.Array, offsets: type[np.signedinteger[Any]]) -> bool:
+    """Whether all bytes of binary values are ASCII. ArrowInvalid if it has wrong offsets."""
+    column.validate(full=True)
+    if not len(column):
+        return True
+    _, places, data = column.buffers()
+    width = offsets().itemsize
+    start, end = (int(np.frombuffer(places, offsets, 1, place * width)[0]) for place in (column.offset, column.offset + len(column)))
+    return start == end or bool(np.frombuffer(data, np.uint8, end - start, start).max() < 0x80)
+
+
+@lru_cache(maxsize=256)
+def _bounds(kind: pa.DataType) -> Bounds | None:
+    """What of a type Python has too. None if it has all of it, or Arrow checks it."""
+    if pt.is_date(kind):
+        per_day = 1 if pt.is_date32(kind) else 86_400_000
+        return Bounds((date.min - _EPOCH.date()).days * per_day, (date.max - _EPOCH.date()).days * per_day, _YEARS)
+    if pt.is_duration(kind) and kind.unit in _STEPS:
+        step = _STEPS[kind.unit]
+        return Bounds(-(-timedelta.min // step), timedelta.max // step, f"Python's durations, {timedelta.max.days:,} days")
+    if not pt.is_timestamp(kind) or kind.unit not in _STEPS:
+        return None
+    first, last, called = datetime.min - _EPOCH, datetime.max - _EPOCH, _YEARS
+    if kind.tz:
+        # Both in UTC and in the zone.
+        zone = pa.scalar(0, kind).as_py().tzinfo
+        first -= min(zone.utcoffset(datetime.min), timedelta())
+        last -= max(zone.utcoffset(datetime.max), timedelta())
+        called = f"{_YEARS} of its zone and of UTC"
+    return Bounds(-(-first // _STEPS[kind.unit]), last // _STEPS[kind.unit], called)
+
+
+def _stored(column: pa.Array) -> list[tuple[str, pa.Array]]:
+    """The fields of a struct, or the items of lists or maps, each with all that is stored of this slice. ArrowInvalid if it is wrong."""
+    kind = column.type
+    if pt.is_struct(kind):
+        return [(field.name, column.field(index)) for index, field in enumerate(kind)]
+    if pt.is_fixed_size_list(kind):
+        return [("item", column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size))]
+    found = []
+    for field, lists in _lists(column) if len(column) else ():
+        # Without the items, which may be many more than those of this slice.
+        places = pa.large_list(pa.null()) if pt.is_large_list(kind) else pa.list_(pa.null())
+        items = pa.nulls(len(lists.values))
+        pa.Array.from_buffers(places, len(lists), lists.buffers()[:2], -1, lists.offset, [items]).validate(full=True)
+        start, end = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
+        found.append((field.name, lists.values.slice(start, end - start)))
+    return found
+
+
+def plain_column(column: pa.Array) -> pa.Array:
+    """A column with its values where offsets say, not by way of a dictionary or of views. ArrowException if those are wrong."""
+    if pt.is_dictionary(column.type):
+        return plain_column(column.dictionary_decode())
+    if pt.is_string_view(column.type) or pt.is_binary_view(column.type):
+        column.validate(full=True)
+        return column.cast(pa.large_string() if pt.is_string_view(column.type) else pa.large_binary())
+    return column
 
 
 def check_nested_nulls(path: str, column: pa.Array) -> None:

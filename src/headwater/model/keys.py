@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from headwater.errors import InvalidRequestError
+from headwater.model.columns import plain_column
 from headwater.model.limits import KEY_BYTES
 from headwater.model.rows import plain
 
@@ -57,22 +58,24 @@ def key_bytes(key: bytes | str | int | None) -> bytes | None:
 
 def key_column(column: pa.Array, name: str) -> pa.Array:
     """A column of keys as binary, each equal to what `key_bytes` makes of the same key."""
-    kind = column.type
-    if pa.types.is_binary(kind):
-        keys = column
-    elif pa.types.is_string(kind):
-        keys = column.view(pa.binary())
-    elif pa.types.is_integer(kind):
-        keys = column.cast(pa.string()).view(pa.binary())
-    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        keys = column.cast(pa.binary())
-    elif pa.types.is_dictionary(kind):
-        return key_column(column.dictionary_decode(), name)
-    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        keys = column.cast(pa.large_binary()).cast(pa.binary())
-    else:
-        raise InvalidRequestError(f"column {name!r} of type {kind} can't be the routing key: keys are text, bytes or integers")
-    longest = pc.max(pc.binary_length(keys)).as_py() if len(keys) else 0
+    try:
+        column = plain_column(column)
+        kind = column.type
+        if pa.types.is_binary(kind):
+            keys = column
+        elif pa.types.is_string(kind):
+            keys = column.view(pa.binary())
+        elif pa.types.is_integer(kind):
+            keys = column.cast(pa.string()).view(pa.binary())
+        elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            keys = column.cast(pa.binary())
+        else:
+            raise InvalidRequestError(f"column {name!r} of type {kind} can't be the routing key: keys are text, bytes or integers")
+    except pa.ArrowException as error:
+        raise InvalidRequestError(f"column {name!r} can't be the routing key: {error}") from error
+    shortest, longest = (bound.as_py() for bound in pc.min_max(pc.binary_length(keys)).values())
     if (longest or 0) > KEY_BYTES:
         raise InvalidRequestError(f"column {name!r} has a routing key of {longest:,} bytes; a key may have {KEY_BYTES:,}")
+    if (shortest or 0) < 0:
+        raise InvalidRequestError(f"column {name!r} has a routing key of {shortest:,} bytes: its offsets are wrong")
     return keys

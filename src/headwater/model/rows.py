@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
+from headwater.model.columns import find_fault
 from headwater.model.schemas import python_type
 
 Fits = Callable[[Any], bool]
@@ -175,8 +176,11 @@ def _by_arrow(path: str, kind: pa.DataType, fits: Fits, loss: Loss) -> Take:
         why = None
         try:
             why = loss(own)
-            if why == "" and _converts(own, kind):
-                return own
+            if why == "":
+                column = pa.array([own], kind)
+                why = find_fault(column)
+                if why == "" and _is_read_as_given(column):
+                    return own
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass
         raise _unfit(path, kind, value, why)
@@ -184,12 +188,11 @@ def _by_arrow(path: str, kind: pa.DataType, fits: Fits, loss: Loss) -> Take:
     return take
 
 
-def _converts(value: Any, kind: pa.DataType) -> bool:
-    """Whether Arrow takes a value, and a reader gets what was given: of -5 seconds past midnight it would get 23:59:55."""
-    ours = python_type(kind)
-    stored = pa.array([value], kind).cast(ours, safe=False)
-    read = stored.to_pylist()
-    return stored.null_count == 0 and bool(pa.array(read, ours).equals(stored))
+def _is_read_as_given(column: pa.Array) -> bool:
+    """Whether a reader gets what Arrow made of a value."""
+    ours = python_type(column.type)
+    stored = column.cast(ours, safe=False)
+    return stored.null_count == 0 and bool(pa.array(stored.to_pylist(), ours).equals(stored))
 
 
 def _decimal(value: Any) -> str | None:
