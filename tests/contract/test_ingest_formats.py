@@ -249,6 +249,21 @@ def test_bad_rows_go_to_a_stream_of_their_own(
     assert ingest(store, tmp_path, "a/rows", bad_rows="a/dead").bad_rows == 0 and len(values(store, "a/dead")) == 1
 
 
+def test_rows_of_parquet_with_values_that_no_reader_could_get_are_bad_rows(store: hw.Store, tmp_path: Path) -> None:
+    schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us")), ("tags", pa.list_(pa.string()))])
+    store.create_stream("a/rows", schema=schema)
+    times = pa.array([0, 2**61, 0, 0]).view(pa.timestamp("us"))
+    tags = pa.ListArray.from_arrays([0, 1, 2, 3, 4], pa.array([b"a", b"b", b"\xff", b"d"]).view(pa.string()))
+    pq.write_table(pa.table([pa.array(range(4)), times, tags], schema=schema), tmp_path / "a.parquet")
+    with pytest.raises(hw.InvalidRequestError, match=r"row 2: .*'at'.* years 1 to 9999"):
+        ingest(store, tmp_path, "a/rows")
+    assert ingest(store, tmp_path, "a/rows", bad_rows="a/dead").bad_rows == 2
+    assert [row["n"] for row in values(store)] == [0, 3]
+    letters = [json.loads(value) for value in values(store, "a/dead")]
+    assert [letter["place"] for letter in letters] == ["row 2", "row 3"]
+    assert letters[0]["text"] == "{'n': 1, 'at': '<timestamp[us]>', 'tags': ['b']}"
+
+
 def test_good_rows_around_bad_ones_keep_their_order_wherever_a_transaction_ends(store: hw.Store, tmp_path: Path) -> None:
     lines = [f"{number}\n" if number % 7 else f"bad {number}\n" for number in range(100)]
     for limit in (1, 3, 7, 50, 1000):

@@ -40,13 +40,24 @@ def fitted(batch: pa.RecordBatch, row: int, read_bytes: int, target: Target, *, 
     end = Position(rows=row + batch.num_rows)
 
     def describe(index: int, error: Exception) -> BadRow:
-        return BadRow(index, f"row {row + index + 1}", str(error), str(batch.slice(index, 1).to_pylist()[0]))
+        return BadRow(index, f"row {row + index + 1}", str(error), _shown(batch.slice(index, 1)))
 
     try:
         return Piece(Position(rows=row), target.fit(batch), (), end, read_bytes)
     except BAD:
         good, bad = sift(batch.num_rows, lambda first, last: target.fit(batch.slice(first, last - first)), describe, keep=keep_bad)
     return Piece(Position(rows=row), pa.concat_batches(good) if good else target.empty(), bad, end, read_bytes)
+
+
+def _shown(row: pa.RecordBatch) -> str:
+    """A row for people, also one with values that Python does not have."""
+    values = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            values[name] = column[0].as_py()
+        except (ValueError, OverflowError):
+            values[name] = f"<{column.type}>"
+    return str(values)
 
 
 def infer(file: SourceFile) -> pa.Schema | None:

@@ -10,11 +10,11 @@ import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import time_of
+from headwater.model.columns import check_nested_nulls, check_values
 from headwater.model.schemas import OPAQUE, TIME, is_opaque
 
 #: A date, or a date and a time with no zone behind it.
 _LOCAL_TIME = r"^\d{4}-\d\d-\d\d($|[T ][^Zz+-]*$)"
-_FIRST_TIME, _LAST_TIME = pa.scalar("0001-01-01T00:00:00Z").cast(TIME), pa.scalar("9999-12-31T23:59:59Z").cast(TIME)
 
 
 class Target:
@@ -66,8 +66,9 @@ class Target:
             column = as_type(batch.column(at), field.type, field.name)
         if not field.nullable and column.null_count:
             raise ValueError(f"the column {field.name!r} is missing or null, and is never null")
-        # Arrow's readers check text of CSV only; a stream's text is UTF-8.
-        column.validate(full=True)
+        # As `write_batch` does, but here the row is found.
+        check_values(field.name, column)
+        check_nested_nulls(field.name, column)
         return column
 
     def empty(self) -> pa.RecordBatch:
@@ -117,11 +118,7 @@ def event_times(column: pa.Array) -> pa.Array:
         times = column.cast(pa.timestamp("us")).cast(TIME)
     else:
         times = pa.array(_seconds(column), TIME)
-    bounds: Any = pc.min_max(times)
-    if bounds["min"].is_valid and not (
-        pc.less_equal(_FIRST_TIME, bounds["min"]).as_py() and pc.less_equal(bounds["max"], _LAST_TIME).as_py()
-    ):
-        raise ValueError("an event time lies in the years 1 to 9999")
+    check_values("_time", times)
     return times
 
 
