@@ -348,9 +348,6 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     rest = batch.select([name for name in names if name not in aside])
     check_batch_schema(rest.schema, stream.schema)
     columns = [_column(rest, field) for field in stream.schema]
-    for field, column in zip(stream.schema, columns, strict=True):
-        check_values(field.name, column)
-        check_nested_nulls(field.name, column)
     # Only a batch that is large as a whole can hold an event that is too large.
     if sum(column.nbytes for column in columns) > EVENT_BYTES and (largest := largest_row(columns)) > EVENT_BYTES:
         raise InvalidRequestError(f"an event of this batch has {largest:,} bytes; an event may have {EVENT_BYTES:,}")
@@ -372,6 +369,8 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     # Only now: a dictionary may have nulls too.
     if column.null_count and not field.nullable:
         raise InvalidRequestError(f"column {field.name!r} has {column.null_count} nulls, and is not nullable")
+    check_values(field.name, column)
+    check_nested_nulls(field.name, column)
     return column
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import InvalidRequestError
+from headwater.model import columns
 from headwater.model.columns import check_nested_nulls, check_values, find_fault, largest_row
 
 ITEM = pa.field("item", pa.int32(), nullable=False)
@@ -119,10 +120,14 @@ def lists(kind: pa.DataType, offsets: list[int], items: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(offsets) - 1, [None, places.buffers()[1]], children=[items])
 
 
-def test_text_is_utf_8() -> None:
+@pytest.mark.parametrize("few", [8192, 0], ids=["few", "many"])
+def test_text_is_utf_8(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_FEW_ROWS", few)
     for kind in (pa.string(), pa.large_string()):
         for good in (text(b"", kind=kind), text(b"abc", b"\xc3\xa4", kind=kind), text(kind=kind), pa.array([None, "", "ä"], kind)):
             assert find_fault(good) == ""
+        places = pa.array([0, 5, 2, 6], pa.int64() if kind == pa.large_string() else pa.int32()).buffers()[1]
+        assert "non-monotonic offset" in find_fault(pa.Array.from_buffers(kind, 3, [None, places, pa.py_buffer(b"abcdef")]))
         # Also half of a character at the end of a value, where the next one has the other half.
         for bad in (text(b"a", b"\xff", kind=kind), text(b"a\xc3", b"\xa4", kind=kind)):
             assert "Invalid UTF8 sequence at string index" in find_fault(bad)
