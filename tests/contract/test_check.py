@@ -149,6 +149,28 @@ def test_damage_that_only_a_fork_sees_is_its_own(store: hw.Store, path: Path) ->
     assert [(problem.kind, problem.stream, problem.object) for problem in report.problems] == [("missing", "a/fork", key)]
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        ("DELETE FROM base", "gap", f"no log holds events 0-{EVENTS}"),
+        ("UPDATE base SET until = 4", "gap", f"no log holds events 4-{EVENTS}"),
+        ("UPDATE base SET first = 2", "gap", "no log holds events 0-1"),
+        ("UPDATE base SET source = 1000000", "gap", f"no block holds events 0-{EVENTS}"),
+        ("UPDATE base SET until = until + 1", "overlap", f"events {EVENTS + 1}-{EVENTS + 1} are in two logs"),
+    ],
+)
+def test_a_fork_that_lost_what_it_has_of_its_parent_is_found(store: hw.Store, fault: str, kind: str, said: str) -> None:
+    fork = store.stream(HURT).fork("a/fork")
+    for stream in (store.stream(HURT), fork):
+        with stream.writer() as writer:
+            writer.write(b"another one")
+    assert check_store(store).ok
+    change(store, fault)
+    problems = check_store(store).problems
+    assert [(problem.kind, problem.stream) for problem in problems if problem.segment is not None] == [(kind, "a/fork")]
+    assert said in problems[0].message
+
+
 def test_damage_that_only_a_tag_sees_is_found(store: hw.Store, path: Path) -> None:
     key, _, _ = journal_of(store, HURT)
     store.tag("then", store.stream(HURT).tail())

@@ -63,8 +63,15 @@ class SegmentCheck:
 
     def run(self) -> Iterator[None]:
         for start, end in self._needed(self._row):
+            at = start
             for log, first, until in self._engine.read(segments.list_pieces, self._row):
-                yield from self._check_piece(log, max(start, first), min(end, until))
+                first, until = min(first, end), min(until, end)
+                if at < first:
+                    self._add_gap(at, first)
+                elif start < first < at:
+                    self._add("overlap", f"{self._unit} {first}-{at - 1} are in two logs")
+                yield from self._check_piece(log, max(at, first), until)
+                at = max(at, until)
         self._check_counters()
         if self._stream.kind == "events" and not self._row.dropped:
             self._report.events += self._row.tail - self._row.head
@@ -91,13 +98,13 @@ class SegmentCheck:
         while at < end:
             found = extents.plan(self._engine.database, log, at, end, _SLICE_EXTENTS)
             if not found:
-                self._add_gap(log, at, end)
+                self._add_gap(at, end, log)
                 return
             if before is not None and found[0].first < at and self._is_replaced(log, before):
                 appended_at, at = 0, found[0].first  # Upkeep made one chunk of what was checked before and what comes now.
             for extent in found:
                 if extent.first > at:
-                    self._add_gap(log, at, extent.first)
+                    self._add_gap(at, extent.first, log)
                 elif extent.first < at != start:
                     self._add("overlap", f"{self._unit} {extent.first}-{at - 1} are in two blocks")
                 if extent.appended_at < appended_at:
@@ -126,10 +133,15 @@ class SegmentCheck:
     def _add(self, kind: str, message: str) -> None:
         self._report.add(Problem(kind, f"{self._where}: {message}", self._stream.name, self._row.number))
 
-    def _add_gap(self, log: int, start: int, end: int) -> None:
+    def _add_gap(self, start: int, end: int, log: int | None = None) -> None:
+        """Note numbers that no block of a log holds, or, without one, that are in no log, unless they are truncated by now."""
         row = self._find_row()
         if row is None or not any(first <= start < until for first, until in self._needed(row)):
-            return  # Truncated meanwhile.
+            return
+        if log is None:
+            # A fork's rows of other logs go only with its segment, which is there.
+            self._add("gap", f"no log holds {self._unit} {start}-{end - 1}, which are from the stream it was forked from")
+            return
         again = extents.plan(self._engine.database, log, start, end, 1)
         if not again or again[0].first > start:
             self._has_gap = True
