@@ -17,6 +17,7 @@ from headwater.catalog.segments import SegmentRow
 from headwater.check import CheckReport, Progress, blocks, check_store
 from headwater.check.lineage import find_lineage_faults
 from headwater.model.keys import KEY_SPACE, KeyRange
+from headwater.runtime import failpoints
 
 Open = Callable[[], hw.Store]
 HURT, WHOLE = "a/hurt", "a/whole"
@@ -299,6 +300,36 @@ def test_a_sealed_stream_with_an_open_segment_is_found(store: hw.Store) -> None:
 def test_a_segment_among_the_dead_is_found(store: hw.Store) -> None:
     change(store, "INSERT INTO dead_log (log) VALUES (?)", log_of(store, HURT))
     assert only_hurt(check_store(store)) == ["dangling"]
+
+
+def test_blocks_where_all_is_said_to_be_in_chunks_are_found(store: hw.Store) -> None:
+    change(store, "INSERT INTO tier (log, until, small) VALUES (?, ?, 0)", log_of(store, HURT), EVENTS + 1)
+    report = check_store(store)
+    assert only_hurt(report) == ["counter"] and "at event 0 there is a block" in report.problems[0].message
+
+
+def test_chunks_that_are_said_to_go_on_behind_the_tail_are_found(store: hw.Store) -> None:
+    store.run_upkeep()
+    assert check_store(store).ok
+    change(store, "UPDATE tier SET until = until + 1 WHERE log = ?", log_of(store, HURT))
+    report = check_store(store)
+    assert only_hurt(report) == ["counter"] and f"its tail is {EVENTS + 1}" in report.problems[0].message
+
+
+def test_a_tier_of_no_log_is_found(store: hw.Store) -> None:
+    change(store, "INSERT INTO tier (log, until, small) VALUES (1000000, 2, 0)")
+    problems = check_store(store).problems
+    assert any(problem.kind == "dangling" and "tier rows of log 1000000, which no segment owns" in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize("name", ["tier.swapped", "tier.sliced"])
+def test_tiering_that_stopped_half_way_is_no_fault(store: hw.Store, name: str) -> None:
+    failpoints.arm(f"{name}=error")
+    try:
+        store.run_upkeep()
+    finally:
+        failpoints.arm("")
+    assert store._engine.database.query("SELECT 1 FROM tier") and check_store(store).problems == []
 
 
 def test_a_missing_schema_is_found(open_store: Open, store: hw.Store) -> None:

@@ -49,6 +49,7 @@ def find_row_faults(database: Database) -> Iterator[Problem]:
     yield from _find_orphans(database)
     yield from _find_unknown_logs(database)
     yield from _find_dying_segments(database)
+    yield from _find_wrong_tiers(database)
     yield from _find_inline_without_extent(database)
     yield from _find_low_sequences(database)
 
@@ -63,7 +64,7 @@ def _find_orphans(database: Database) -> Iterator[Problem]:
 
 def _find_unknown_logs(database: Database) -> Iterator[Problem]:
     # Each step leaps over one log by the index, so that the cost is that of the logs and not of the extents.
-    for table, what in (("extent", "extents"), ("inline_block", "inline blocks")):
+    for table, what in (("extent", "extents"), ("inline_block", "inline blocks"), ("tier", "tier rows")):
         log = -1 << 62
         while rows := database.query(
             f"SELECT e.log, (SELECT count(*) FROM segment s WHERE s.log = e.log) + (SELECT count(*) FROM dead_log d WHERE d.log = e.log) "
@@ -84,6 +85,22 @@ def _find_dying_segments(database: Database) -> Iterator[Problem]:
     for scope, name, number in database.query(sql):
         message = f"{scope}/{name} segment {number}: the catalog lists it among the dead, whose blocks will be deleted"
         yield Problem("dangling", message, f"{scope}/{name}", number)
+
+
+def _find_wrong_tiers(database: Database) -> Iterator[Problem]:
+    # One statement, so one look: a swap changes extents and tier together.
+    sql = (
+        "SELECT t.log, t.until, s.tail, (SELECT min(e.first) FROM extent e WHERE e.log = t.log AND e.first < t.until AND e.form = 0), "
+        "s.number, st.scope, st.name FROM tier t LEFT JOIN segment s ON s.log = t.log LEFT JOIN stream st ON st.id = s.stream ORDER BY t.log"
+    )
+    for log, until, tail, block, number, scope, name in database.query(sql):
+        stream = f"{scope}/{name}" if name is not None else None
+        where = f"{stream} segment {number}" if stream else f"log {log}"
+        said = f"{where}: the catalog says that all before event {until} is in chunks, where upkeep deletes inline blocks"
+        if block is not None:
+            yield Problem("counter", f"{said}, but at event {block} there is a block", stream, number)
+        elif tail is not None and until > tail:
+            yield Problem("counter", f"{said}, but its tail is {tail}", stream, number)
 
 
 def _find_inline_without_extent(database: Database) -> Iterator[Problem]:
