@@ -339,6 +339,42 @@ def test_a_missing_schema_is_found(open_store: Open, store: hw.Store) -> None:
     assert [(problem.kind, problem.stream) for problem in report.problems] == [("catalog", HURT)]
 
 
+def test_a_stream_deleted_while_it_is_checked_is_no_fault(open_store: Open, store: hw.Store) -> None:
+    typed = store.create_stream("a/typed", schema=pa.schema([("n", pa.int64())]))
+    with typed.writer() as writer:
+        writer.write({"n": 1})
+
+    def delete(progress: Progress) -> None:
+        if progress.stream == "a/typed":
+            typed.seal()
+            store.delete_stream("a/typed")
+
+    with open_store() as other:  # Which has not read the schema yet.
+        report = check_store(other, delete)
+    assert report.problems == [] and report.streams == 2
+
+
+def test_a_block_of_a_newer_schema_of_a_stream_deleted_meanwhile_is_no_fault(
+    tmp_path: Path, catalog_url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _six_blocks(tmp_path / "six", catalog_url, monkeypatch) as store:
+        typed = store.create_stream("a/typed", schema=pa.schema([("n", pa.int64())]))
+        with typed.writer() as writer:
+            for number in range(4):
+                writer.write({"n": number}).result()
+        typed.fork("a/with-the-same-blocks")
+        seen: list[Progress] = []
+
+        def delete(progress: Progress) -> None:
+            seen.extend([progress] if progress.stream == "a/typed" else [])
+            if len(seen) == 2 and progress is seen[-1]:  # Half of its blocks are done.
+                typed.seal()
+                store.delete_stream("a/typed")
+                store._engine._schemas.clear()
+
+        assert check_store(store, delete).problems == [] and len(seen) > 2
+
+
 def test_a_sequence_that_would_give_an_id_again_is_found(store: hw.Store) -> None:
     change(store, "UPDATE sequence SET last = 0 WHERE name = 'log'")
     assert {problem.kind for problem in check_store(store).problems} == {"counter"}

@@ -283,7 +283,9 @@ class SegmentCheck:
         return self._engine.read(segments.find_segment, self._stream.id, self._row.number)
 
     def _still_names(self, extent: Extent) -> bool:
-        """Whether the catalog still says that these bytes hold events: rows go before bytes do."""
+        """Whether the catalog still says that these bytes hold events: rows go before bytes do, and a stream's schemas with its segments."""
+        if self._find_row() is None:
+            return False
         again = extents.plan(self._engine.database, self._log, extent.first, extent.end, 1)
         return [(found.first, found.object) for found in again] == [(extent.first, extent.object)]
 

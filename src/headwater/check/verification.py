@@ -82,6 +82,7 @@ def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef 
     try:
         return stream_ref(engine, row)
     except Exception as error:  # Whatever pyarrow makes of a damaged schema.
+        engine.read(streams.get_stream, row.id)  # NotFoundError if it was deleted meanwhile.
         message = f"{row.full_name}: its schema (version {row.schema_version}) can't be read, so neither can its events: {error}"
         report.add(Problem("catalog", message, row.full_name))
         return None
