@@ -14,7 +14,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.segments import SegmentRow
-from headwater.check import CheckReport, Progress, blocks, check_store
+from headwater.check import CheckReport, Progress, check_store, numbers
 from headwater.check.lineage import find_lineage_faults
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import failpoints
@@ -380,6 +380,59 @@ def test_a_sequence_that_would_give_an_id_again_is_found(store: hw.Store) -> Non
     assert {problem.kind for problem in check_store(store).problems} == {"counter"}
 
 
+def stage(store: hw.Store, path: Path) -> tuple[hw.Transaction, Path]:
+    """A transaction with a block in a file of its own and a small one, and that file."""
+    transaction = store.transaction(lease=3600)
+    transaction.write(HURT, os.urandom(600_000))
+    transaction.flush()
+    transaction.write(HURT, b"small")
+    transaction.flush()
+    (file,) = (path / "txn").glob("*/*")
+    assert check_store(store).problems == []
+    return transaction, file
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        (lambda store, file: file.unlink(), "missing", "as its part 0-0"),
+        (lambda store, file: flip(file, 1000), "damaged", "as its part 0-0"),
+        (lambda store, file: change(store, "DELETE FROM object WHERE id < 0"), "dangling", "has no row for the object"),
+        (lambda store, file: change(store, "UPDATE txn_extent SET crc = crc + 1 WHERE object IS NULL"), "damaged", "as its part 1-1"),
+        (lambda store, file: change(store, "UPDATE txn_extent SET data = NULL"), "missing", "as its part 1-1"),
+    ],
+    ids=["file gone", "bit flipped", "object's row gone", "inline", "inline gone"],
+)
+def test_damage_to_what_a_transaction_staged_is_found(
+    store: hw.Store, path: Path, fault: Callable[[hw.Store, Path], None], kind: str, said: str
+) -> None:
+    transaction, file = stage(store, path)
+    fault(store, file)
+    (problem,) = check_store(store).problems
+    assert (problem.kind, problem.stream) == (kind, HURT)
+    assert f"{HURT}, staged by transaction {transaction.id}" in problem.message and said in problem.message
+
+
+def test_a_transaction_that_ends_while_it_is_checked_is_no_fault(store: hw.Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction, file = stage(store, path)
+    size = store._engine.storage.size
+
+    def abort(key: str) -> int | None:
+        if key.startswith("txn/"):
+            transaction.abort()
+            file.unlink()
+        return size(key)
+
+    monkeypatch.setattr(store._engine.storage, "size", abort)
+    assert check_store(store).problems == [] and not file.exists()
+
+
 def test_bytes_that_no_row_names_are_unused_and_no_damage(store: hw.Store, path: Path) -> None:
     (path / "journal" / "00000000ffff").mkdir()
     (path / "journal" / "00000000ffff" / "000000.hwj").write_bytes(b"x" * 100)
@@ -503,7 +556,7 @@ def test_segments_that_do_not_tile_are_found(rows: list[SegmentRow], epoch: int,
 
 def _six_blocks(path: Path, catalog_url: str | None, monkeypatch: pytest.MonkeyPatch) -> hw.Store:
     """A store whose stream has six blocks of an event each, which are checked two at a time."""
-    monkeypatch.setattr(blocks, "_SLICE_EXTENTS", 2)
+    monkeypatch.setattr(numbers, "_SLICE_EXTENTS", 2)
     store = hw.open(path, catalog=catalog_url, upkeep=False)
     with store.create_stream("a/six").writer() as writer:
         for _ in range(6):

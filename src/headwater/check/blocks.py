@@ -1,16 +1,14 @@
-"""One segment's blocks: numbers without a gap from head to tail, each block's bytes as they were written, its events as many as said."""
+"""Blocks: each one's bytes as they were written, its events as many as the catalog says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import google_crc32c
 import pyarrow as pa
 
-from headwater.catalog import extents, segments, tags
 from headwater.catalog.extents import PARQUET, Extent
-from headwater.catalog.segments import SegmentRow
 from headwater.check.report import CheckReport, Problem
 from headwater.errors import CorruptDataError, UnavailableError
 from headwater.model.limits import MIB
@@ -20,7 +18,6 @@ from headwater.segments.lanes import StreamRef
 from headwater.storage import Storage, layout
 
 _INLINE = "the catalog (inline block)"
-_SLICE_EXTENTS = 128
 _FETCH_BYTES = 8 * MIB
 _SHOWN_RANGES = 4
 
@@ -48,107 +45,26 @@ class _Lost(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
-class SegmentCheck:
-    """Checks one segment, slice by slice; each step of `run` is a slice done."""
+class BlockCheck:
+    """Checks blocks of one stream. Those that it finds are told apart by the numbers of their extents."""
 
-    def __init__(self, engine: Engine, stream: StreamRef, row: SegmentRow, report: CheckReport, objects: SeenObjects) -> None:
+    def __init__(self, engine: Engine, stream: StreamRef, report: CheckReport, objects: SeenObjects) -> None:
         self._engine = engine
         self._stream = stream
-        self._row = row
         self._report = report
         self._objects = objects
         self._lost: dict[tuple[str, str, int | None], _Lost] = {}
-        self._log = row.log
-        self._has_gap = False
 
-    def run(self) -> Iterator[None]:
-        for start, end in self._needed(self._row):
-            at = start
-            for log, first, until in self._engine.read(segments.list_pieces, self._row):
-                first, until = min(first, end), min(until, end)
-                if at < first:
-                    self._add_gap(at, first)
-                elif start < first < at:
-                    self._add("overlap", f"{self._unit} {first}-{at - 1} are in two logs")
-                yield from self._check_piece(log, max(at, first), until)
-                at = max(at, until)
-        self._check_counters()
-        if self._stream.kind == "events" and not self._row.dropped:
-            self._report.events += self._row.tail - self._row.head
+    def _still_names(self, extent: Extent) -> bool:
+        """Whether the catalog still says that these bytes hold events: rows go before bytes do, and a stream's schemas with it."""
+        raise NotImplementedError
+
+    def _report_lost(self, where: str, segment: int | None) -> None:
         for lost in self._lost.values():
-            message = f"{self._where}, {self._unit} {_shown(lost.ranges)}: {lost.message}"
-            self._report.add(Problem(lost.kind, message, self._stream.name, self._row.number, lost.object))
+            message = f"{where} {_shown(lost.ranges)}: {lost.message}"
+            self._report.add(Problem(lost.kind, message, self._stream.name, segment, lost.object))
 
-    def _needed(self, row: SegmentRow) -> list[tuple[int, int]]:
-        """The numbers of the segment that must be readable: from head to tail, and what tags keep."""
-        pins = self._engine.read(tags.get_pins, self._stream.id).get(row.number, [])
-        ranges = sorted([*pins, *([] if row.dropped else [(row.head, row.tail)])])
-        joined: list[tuple[int, int]] = []
-        for start, end in ranges:
-            if joined and start <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-            elif start < end:
-                joined.append((start, end))
-        return joined
-
-    def _check_piece(self, log: int, start: int, end: int) -> Iterator[None]:
-        """Numbers [start, end) of the segment, all of which are in one log: its own, or for a fork its parent's."""
-        at, appended_at = start, 0
-        before: Extent | None = None
-        while at < end:
-            found = extents.plan(self._engine.database, log, at, end, _SLICE_EXTENTS)
-            if not found:
-                self._add_gap(at, end, log)
-                return
-            if before is not None and found[0].first < at and self._is_replaced(log, before):
-                appended_at, at = 0, found[0].first  # Upkeep made one chunk of what was checked before and what comes now.
-            for extent in found:
-                if extent.first > at:
-                    self._add_gap(at, extent.first, log)
-                elif extent.first < at != start:
-                    self._add("overlap", f"{self._unit} {extent.first}-{at - 1} are in two blocks")
-                if extent.appended_at < appended_at:
-                    self._add("counter", f"the block at event {extent.first} was appended before the one in front of it, says the catalog")
-                appended_at = max(appended_at, extent.last_at or extent.appended_at)
-                at = max(at, extent.end)
-            if at > end == self._row.tail and log == self._row.log and self._find_row() == self._row:
-                self._add("overlap", f"its tail is {end}, but its last block goes on to {at}")
-            self._check_extents(log, found)
-            before = found[-1]
-            yield
-
-    def _is_replaced(self, log: int, extent: Extent) -> bool:
-        """Whether the catalog has another extent by now where this one was."""
-        now = extents.plan(self._engine.database, log, extent.first, extent.first + 1, 1)
-        return not now or (now[0].first, now[0].count) != (extent.first, extent.count)
-
-    @property
-    def _unit(self) -> str:
-        return "events" if self._stream.kind == "events" else "bytes"
-
-    @property
-    def _where(self) -> str:
-        return f"{self._stream.name} segment {self._row.number}"
-
-    def _add(self, kind: str, message: str) -> None:
-        self._report.add(Problem(kind, f"{self._where}: {message}", self._stream.name, self._row.number))
-
-    def _add_gap(self, start: int, end: int, log: int | None = None) -> None:
-        """Note numbers that no block of a log holds, or, without one, that are in no log, unless they are truncated by now."""
-        row = self._find_row()
-        if row is None or not any(first <= start < until for first, until in self._needed(row)):
-            return
-        if log is None:
-            # A fork's rows of other logs go only with its segment, which is there.
-            self._add("gap", f"no log holds {self._unit} {start}-{end - 1}, which are from the stream it was forked from")
-            return
-        again = extents.plan(self._engine.database, log, start, end, 1)
-        if not again or again[0].first > start:
-            self._has_gap = True
-            self._add("gap", f"no block holds {self._unit} {start}-{end - 1}")
-
-    def _check_extents(self, log: int, found: Sequence[Extent]) -> None:
-        self._log = log
+    def _check_extents(self, found: Sequence[Extent]) -> None:
         group: list[Extent] = []
         size = 0
         for extent in found:
@@ -252,19 +168,6 @@ class SegmentCheck:
             raise CorruptDataError(f"a block in {name} can't be decoded: {error}", object=name) from error
         return block.chunk.count
 
-    def _check_counters(self) -> None:
-        """What the segment's row says of its own log, in one look."""
-        rows = self._engine.database.query(
-            "SELECT s.bytes, (SELECT COALESCE(sum(COALESCE(e.raw, e.length)), 0) FROM extent e WHERE e.log = s.log), "
-            "(SELECT min(e.first) FROM extent e WHERE e.log = s.log AND e.first >= s.tail) FROM segment s WHERE s.log = ?",
-            (self._row.log,),
-        )
-        for stated, stored, beyond in rows:
-            if beyond is not None:
-                self._add("overlap", f"there is a block at event {beyond}, behind its tail")
-            if stated != stored and not self._has_gap:
-                self._add("counter", f"its blocks have {stored:,} bytes, its row says {stated:,}")
-
     def _add_lost(self, extent: Extent, kind: str, object: str, message: str) -> None:
         """Note a block that can't be read, unless it went by right meanwhile. Blocks lost with one object make one problem."""
         alone = kind == "damaged" or object == _INLINE
@@ -278,16 +181,6 @@ class SegmentCheck:
             lost.ranges[-1] = (lost.ranges[-1][0], extent.end)
         else:
             lost.ranges.append((extent.first, extent.end))
-
-    def _find_row(self) -> SegmentRow | None:
-        return self._engine.read(segments.find_segment, self._stream.id, self._row.number)
-
-    def _still_names(self, extent: Extent) -> bool:
-        """Whether the catalog still says that these bytes hold events: rows go before bytes do, and a stream's schemas with its segments."""
-        if self._find_row() is None:
-            return False
-        again = extents.plan(self._engine.database, self._log, extent.first, extent.end, 1)
-        return [(found.first, found.object) for found in again] == [(extent.first, extent.object)]
 
 
 def _key_of(object: int, local: bool) -> str:

@@ -91,7 +91,8 @@ def _find_wrong_tiers(database: Database) -> Iterator[Problem]:
     # One statement, so one look: a swap changes extents and tier together.
     sql = (
         "SELECT t.log, t.until, s.tail, (SELECT min(e.first) FROM extent e WHERE e.log = t.log AND e.first < t.until AND e.form = 0), "
-        "s.number, st.scope, st.name FROM tier t LEFT JOIN segment s ON s.log = t.log LEFT JOIN stream st ON st.id = s.stream ORDER BY t.log"
+        "s.number, st.scope, st.name "
+        "FROM tier t LEFT JOIN segment s ON s.log = t.log LEFT JOIN stream st ON st.id = s.stream ORDER BY t.log"
     )
     for log, until, tail, block, number, scope, name in database.query(sql):
         stream = f"{scope}/{name}" if name is not None else None

@@ -10,9 +10,11 @@ from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.check import rows, unused
-from headwater.check.blocks import SeenObjects, SegmentCheck
+from headwater.check.blocks import SeenObjects
 from headwater.check.lineage import find_lineage_faults
+from headwater.check.numbers import SegmentCheck
 from headwater.check.report import CheckReport, OnProgress, Problem, Progress
+from headwater.check.staged import StagedCheck, list_staged
 from headwater.errors import CorruptDataError, NotFoundError
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -39,6 +41,7 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
         except CorruptDataError as error:
             report.add(Problem("catalog", f"{name}: {error.message}", name, None, error.object))
         report.streams += 1
+    _check_staged(engine, report, objects)
     for problem in rows.find_row_faults(engine.database):
         report.add(problem)
     report.leftover_rows += rows.count_dead_rows(engine.database)
@@ -76,6 +79,15 @@ def _check_stream(
                 if on_progress is not None:
                     on_progress(Progress(row.full_name, report.bytes, max(total, report.bytes)))
         report.segments += 1
+
+
+def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> None:
+    for transaction, stream, found in list_staged(engine):
+        try:
+            ref = stream_ref(engine, engine.read(streams.get_stream, stream))
+        except Exception:  # Deleted meanwhile, or its schema can't be read, which is known by now.
+            continue
+        StagedCheck(engine, ref, transaction, report, objects).run(found)
 
 
 def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef | None:
