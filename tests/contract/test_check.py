@@ -194,6 +194,23 @@ def test_a_flipped_bit_in_a_journal_is_found_and_named(store: hw.Store, path: Pa
     assert len(list(store.stream(WHOLE).read())) == EVENTS + 1
 
 
+@pytest.mark.parametrize(("at", "said"), [(0, "does not begin as"), (-50, "the footer of"), (-1, "does not end as"), (200, "row groups")])
+def test_a_flipped_bit_in_a_chunk_that_was_read_before_is_found(store: hw.Store, path: Path, at: int, said: str) -> None:
+    store.run_upkeep()
+    assert len(list(store.stream(HURT).read())) == EVENTS + 1 and check_store(store).ok
+    key, _, _ = journal_of(store, HURT)
+    flip(path / key, at)
+    report = check_store(store)
+    assert only_hurt(report) == ["damaged"] and report.problems[0].object == key and said in report.problems[0].message
+
+
+def test_a_chunk_whose_checksum_the_catalog_lost_is_found_after_it_was_read(store: hw.Store) -> None:
+    store.run_upkeep()
+    assert len(list(store.stream(HURT).read())) == EVENTS + 1
+    change(store, "UPDATE extent SET crc = crc + 1 WHERE log = ?", log_of(store, HURT))
+    assert only_hurt(check_store(store)) == ["damaged"]
+
+
 def test_a_missing_journal_is_found_and_named(store: hw.Store, path: Path) -> None:
     key, _, _ = journal_of(store, HURT)
     os.unlink(path / key)

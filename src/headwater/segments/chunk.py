@@ -111,6 +111,15 @@ def _fetch_footer(storage: Storage, key: str, length: int) -> bytes:
     return bytes(end[-size:] if size <= guess else storage.get(key, length - size, size))
 
 
+def read_footer(storage: Storage, extent: Extent) -> ChunkFile:
+    """The chunk that an extent names, its footer read and verified."""
+    assert extent.key is not None
+    footer = _fetch_footer(storage, extent.key, extent.length)
+    if google_crc32c.value(footer) != extent.crc:
+        raise CorruptDataError(f"the footer of {extent.key} is damaged: its checksum does not match the catalog's", object=extent.key)
+    return ChunkFile(extent, footer)
+
+
 class RowGroups(NamedTuple):
     """Numbers [first, end) of a chunk: row groups that are fetched and decoded together."""
 
@@ -324,10 +333,7 @@ class ChunkFiles:
             if found is not None:
                 self._kept.move_to_end(extent.key)
                 return found
-        footer = _fetch_footer(self._storage, extent.key, extent.length)
-        if google_crc32c.value(footer) != extent.crc:
-            raise CorruptDataError(f"the footer of {extent.key} is damaged: its checksum does not match the catalog's", object=extent.key)
-        found = ChunkFile(extent, footer)
+        found = read_footer(self._storage, extent)
         with self._lock:
             self._kept[extent.key] = found
             while len(self._kept) > _KEPT_FOOTERS:
