@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -14,10 +15,12 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.segments import SegmentRow
+from headwater.catalog.sqlite import SqliteDatabase
 from headwater.check import CheckReport, Progress, check_store, numbers
 from headwater.check.lineage import find_lineage_faults
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import failpoints
+from headwater.streams import forks
 
 Open = Callable[[], hw.Store]
 HURT, WHOLE = "a/hurt", "a/whole"
@@ -50,6 +53,17 @@ def store(open_store: Open) -> Iterator[hw.Store]:
 
 def change(store: hw.Store, sql: str, *values: Any) -> None:
     store._engine.database.write(lambda tx: tx.run(sql, values))
+
+
+def change_freely(store: hw.Store, sql: str) -> None:
+    """A change that leaves rows which point nowhere, as only damage does."""
+    database = store._engine.database
+    if isinstance(database, SqliteDatabase):
+        with sqlite3.connect(database.url) as connection:  # Where references are not kept.
+            connection.execute(sql)
+        connection.close()
+    else:
+        database.write(lambda tx: (tx.run("SET LOCAL session_replication_role = replica"), tx.run(sql)))
 
 
 def log_of(store: hw.Store, name: str) -> int:
@@ -448,6 +462,75 @@ def test_a_transaction_that_ends_while_it_is_checked_is_no_fault(store: hw.Store
 
     monkeypatch.setattr(store._engine.storage, "size", abort)
     assert check_store(store).problems == [] and not file.exists()
+
+
+@pytest.fixture
+def full(store: hw.Store) -> hw.Store:
+    """With a group, a tag, a table and an open transaction too."""
+    stream = store.stream(HURT)
+    with store.reader_group("g", [HURT]).reader("r") as reader:
+        reader.read()
+    store.tag("then", stream.tail())
+    store.table("a/table").put("key", b"value")
+    transaction = store.transaction(lease=3600)
+    transaction.write(HURT, b"staged")
+    transaction.flush()
+    assert check_store(store).problems == []
+    return store
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("INSERT INTO group_stream (grp, stream, name) VALUES (99, 1, 'a/b')", "a stream of the reader_group 99"),
+        ("UPDATE group_segment SET grp = 99", "a position of the reader_group 99"),
+        ("UPDATE group_reader SET grp = 99", "a reader of the reader_group 99"),
+        ("UPDATE group_segment SET position = 5000", f"g is at event 5000 of {HURT} segment 0, whose tail is {EVENTS + 1}"),
+        ("UPDATE group_segment SET segment = 77", f"g is at segment 77 of {HURT}, which never had one"),
+        ("DELETE FROM group_stream", "which is none of its streams"),
+        ("DELETE FROM group_segment", f"g reads {HURT}, and has no position there"),
+        ("UPDATE group_stream SET stream = 99", "99 is in use, as group_stream.stream"),
+        ("DELETE FROM txn WHERE state = 'open'", "a staged block of the txn"),
+        ("UPDATE txn_change SET txn = 'x'", "a staged change of the txn x"),
+        ("UPDATE txn_extent SET segment = 77", f"a block staged for segment 77 of {HURT}, which never had one"),
+        ("DELETE FROM pin", f"the tag then: its cut names the segments [0] of {HURT}, which it does not keep"),
+        ("UPDATE pin SET segment = 77", "the tag then keeps segment 77"),
+        ("UPDATE pin SET stream = 99", "99 is in use, as pin.stream"),
+        ("UPDATE tag SET cut = 'xx'", "the tag then: its cut can't be read"),
+        ("UPDATE tag SET head = 'xx'", "the tag then: its head can't be read"),
+        ("UPDATE tag SET cut = replace(cut, 'a/hurt', 'a/none')", "its cut is of the stream a/none, which does not exist"),
+        ("UPDATE entry SET version = 900", "the table a/table has version 900 of the key 'key', but its last change is 1"),
+        ("UPDATE entry SET stream = 1", f"a table's entries of {WHOLE}, which is a stream of events"),
+        ("INSERT INTO noted_time (stream, writer, time, noted_at) VALUES (99, 'w', 0, 0)", "a noted time of the stream 99"),
+        ("INSERT INTO watermark (stream, number, low, high, numbers) VALUES (99, 0, 0, 0, '')", "a watermark of the stream 99"),
+        ("UPDATE stream SET scaling = 'xx' WHERE name = 'hurt'", f"{HURT}: its scaling 'xx' can't be read"),
+        ("UPDATE stream SET retention = '{}' WHERE name = 'hurt'", f"{HURT}: its retention '{{}}' can't be read"),
+        ("UPDATE stream SET kind = 'odd' WHERE name = 'hurt'", f"{HURT}: it is of the kind 'odd'"),
+        ("UPDATE extent SET form = 1 WHERE object IS NULL", "the catalog says that this is of form 1"),
+        ("UPDATE extent SET form = 2", "the catalog says that this is of form 2"),
+        ("UPDATE sequence SET last = 0 WHERE name = 'group'", "next group id would be 1"),
+    ],
+)
+def test_a_row_that_does_not_fit_the_others_is_found(full: hw.Store, fault: str, said: str) -> None:
+    change_freely(full, fault)
+    messages = [problem.message for problem in check_store(full).problems]
+    assert any(said in message for message in messages), messages
+
+
+def test_what_a_deleted_stream_leaves_behind_is_no_fault(store: hw.Store) -> None:
+    stream = store.stream(HURT)
+    with store.reader_group("g", [HURT, WHOLE]).reader("r") as reader:
+        reader.read()
+    start, end = stream.head(), stream.tail()
+    forks.hold(store._engine, "h", start, end, 600)
+    transaction = store.transaction(lease=3600)
+    transaction.write(WHOLE, b"staged")
+    transaction.flush()
+    stream.truncate(end)
+    assert check_store(store).problems == []
+    stream.seal()
+    store.delete_stream(HURT)
+    assert check_store(store).problems == []
 
 
 def test_bytes_that_no_row_names_are_unused_and_no_damage(store: hw.Store, path: Path) -> None:

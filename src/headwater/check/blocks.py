@@ -8,7 +8,7 @@ from typing import NamedTuple
 import google_crc32c
 import pyarrow as pa
 
-from headwater.catalog.extents import PARQUET, Extent
+from headwater.catalog.extents import BLOCK, PARQUET, RAW, Extent
 from headwater.check.report import CheckReport, Problem
 from headwater.errors import CorruptDataError, UnavailableError
 from headwater.model.limits import MIB
@@ -71,6 +71,9 @@ class BlockCheck:
         for extent in found:
             self._report.blocks += 1
             self._report.bytes += extent.length
+            if extent.form not in self._forms(extent):
+                self._add_lost(extent, "damaged", extent.key or _INLINE, f"the catalog says that this is of form {extent.form}")
+                continue
             if extent.object is None:
                 self._check_inline(extent)
                 continue
@@ -89,6 +92,12 @@ class BlockCheck:
             size += extent.length
         if group:
             self._check_group(group)
+
+    def _forms(self, extent: Extent) -> tuple[int, ...]:
+        """What an extent may be here: chunks are objects, raw in a stream of bytes."""
+        if extent.object is None:
+            return (BLOCK,)
+        return (BLOCK, RAW) if self._stream.kind == "bytes" else (BLOCK, PARQUET)
 
     def _check_inline(self, extent: Extent) -> None:
         if extent.data is None:

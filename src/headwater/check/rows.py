@@ -24,9 +24,79 @@ _REFERENCES = (
     ("base", "a fork's view", "log", "segment", "log"),
     ("pin", "a pin", "tag", "tag", "name"),
     ("txn_extent", "a staged block", "txn", "txn", "id"),
+    ("txn_change", "a staged change", "txn", "txn", "id"),
+    ("group_stream", "a stream", "grp", "reader_group", "id"),
+    ("group_segment", "a position", "grp", "reader_group", "id"),
+    ("group_reader", "a reader", "grp", "reader_group", "id"),
+    ("noted_time", "a noted time", "stream", "stream", "id"),
+    ("watermark", "a watermark", "stream", "stream", "id"),
 )
 #: Ids are never used again: the sequence must be at or above all that are in use.
-_SEQUENCES = (("stream", "stream", "id"), ("log", "segment", "log"), ("log", "extent", "log"), ("session", "session", "id"))
+_SEQUENCES = (
+    ("stream", "stream", "id"),
+    ("stream", "group_stream", "stream"),
+    ("stream", "group_segment", "stream"),
+    ("stream", "txn_extent", "stream"),
+    ("stream", "pin", "stream"),
+    ("log", "segment", "log"),
+    ("log", "extent", "log"),
+    ("log", "base", "source"),
+    ("session", "session", "id"),
+    ("group", "reader_group", "id"),
+)
+#: (kind, what is wrong, the rows where it is so: one statement, so one look). Rows about streams that were deleted since may stay behind.
+_FAULTS = (
+    (
+        "counter",
+        "the reader group {} is at event {} of {}/{} segment {}, whose tail is {}",
+        "SELECT g.name, p.position, st.scope, st.name, s.number, s.tail FROM group_segment p JOIN reader_group g ON g.id = p.grp "
+        "JOIN segment s ON s.stream = p.stream AND s.number = p.segment JOIN stream st ON st.id = s.stream "
+        "WHERE p.position > s.tail OR p.position < 0",
+    ),
+    (
+        "dangling",
+        "the reader group {} is at segment {} of {}/{}, which never had one",
+        "SELECT g.name, p.segment, st.scope, st.name FROM group_segment p JOIN reader_group g ON g.id = p.grp "
+        "JOIN stream st ON st.id = p.stream WHERE p.segment >= st.next_segment OR p.segment < 0",
+    ),
+    (
+        "dangling",
+        "the reader group {} is at segment {} of stream {}, which is none of its streams",
+        "SELECT g.name, p.segment, p.stream FROM group_segment p JOIN reader_group g ON g.id = p.grp "
+        "WHERE NOT EXISTS (SELECT 1 FROM group_stream o WHERE o.grp = p.grp AND o.stream = p.stream)",
+    ),
+    (
+        "dangling",
+        "the reader group {} reads {}, and has no position there",
+        "SELECT g.name, o.name FROM group_stream o JOIN reader_group g ON g.id = o.grp "
+        "WHERE NOT EXISTS (SELECT 1 FROM group_segment p WHERE p.grp = o.grp AND p.stream = o.stream)",
+    ),
+    (
+        "dangling",
+        "transaction {} has a block staged for segment {} of {}/{}, which never had one",
+        "SELECT e.txn, e.segment, st.scope, st.name FROM txn_extent e JOIN stream st ON st.id = e.stream "
+        "WHERE e.segment >= st.next_segment OR e.segment < 0",
+    ),
+    (
+        # Unlike a tag, a reader's hold does not keep a stream from being deleted.
+        "dangling",
+        "the tag {} keeps segment {} of stream {}, which does not exist",
+        "SELECT p.tag, p.segment, p.stream FROM pin p JOIN tag t ON t.name = p.tag WHERE t.expires_at IS NULL "
+        "AND NOT EXISTS (SELECT 1 FROM segment s WHERE s.stream = p.stream AND s.number = p.segment)",
+    ),
+    (
+        "counter",
+        "the table {}/{} has version {} of the key {!r}, but its last change is {}",
+        "SELECT st.scope, st.name, e.version, e.key, s.tail FROM entry e JOIN stream st ON st.id = e.stream "
+        "JOIN segment s ON s.stream = e.stream AND s.number = 0 WHERE e.version > s.tail OR e.version < 1",
+    ),
+    (
+        "dangling",
+        "the catalog has a table's entries of {}/{}, which is a stream of {}",
+        "SELECT st.scope, st.name, st.kind FROM stream st WHERE st.kind <> 'table' "
+        "AND EXISTS (SELECT 1 FROM entry e WHERE e.stream = st.id)",
+    ),
+)
 
 
 def list_stream_ids(database: Database) -> list[int]:
@@ -47,6 +117,9 @@ def count_dead_rows(database: Database) -> int:
 def find_row_faults(database: Database) -> Iterator[Problem]:
     """Rows that point nowhere, and that nothing points to."""
     yield from _find_orphans(database)
+    for kind, message, sql in _FAULTS:
+        for row in database.query(f"{sql} LIMIT {_SHOWN}"):
+            yield Problem(kind, message.format(*row))
     yield from _find_unknown_logs(database)
     yield from _find_dying_segments(database)
     yield from _find_wrong_tiers(database)
@@ -127,4 +200,5 @@ def _find_low_sequences(database: Database) -> Iterator[Problem]:
         rows = database.query(f"SELECT max({column}), (SELECT last FROM sequence WHERE name = ?) FROM {table}", (name,))
         used, last = rows[0]
         if used is not None and (last is None or last < used):
-            yield Problem("counter", f"the catalog's next {name} id would be {(last or 0) + 1}, but {used} is in use")
+            message = f"the catalog's next {name} id would be {(last or 0) + 1}, but {used} is in use, as {table}.{column}"
+            yield Problem("counter", message)

@@ -5,6 +5,9 @@ Works beside writers, truncation and deletion: what is found wrong is looked at 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
@@ -15,11 +18,13 @@ from headwater.check.lineage import find_lineage_faults
 from headwater.check.numbers import SegmentCheck
 from headwater.check.report import CheckReport, OnProgress, Problem, Progress
 from headwater.check.staged import StagedCheck, list_staged
+from headwater.check.tags import find_tag_faults
 from headwater.errors import CorruptDataError, NotFoundError
+from headwater.model.policies import Retention, Scaling
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.store import Store
-from headwater.streams.lifecycle import stream_ref
+from headwater.streams.lifecycle import INNER_KINDS, KINDS, stream_ref
 
 
 def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckReport:
@@ -42,7 +47,7 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
             report.add(Problem("catalog", f"{name}: {error.message}", name, None, error.object))
         report.streams += 1
     _check_staged(engine, report, objects)
-    for problem in rows.find_row_faults(engine.database):
+    for problem in chain(rows.find_row_faults(engine.database), find_tag_faults(engine.database)):
         report.add(problem)
     report.leftover_rows += rows.count_dead_rows(engine.database)
     for found_unused in unused.find_unused(engine, objects.named, report):
@@ -71,6 +76,8 @@ def _check_stream(
     readable = [segment for segment in found if not segment.dropped]
     for fault in find_lineage_faults(readable, epoch=row.epoch, is_sealed=row.sealed_at is not None, next_segment=next_segment):
         report.add(Problem("lineage", f"{row.full_name}: {fault}", row.full_name))
+    for fault in _find_row_faults(row):
+        report.add(Problem("catalog", f"{row.full_name}: {fault}", row.full_name))
     ref = _find_ref(engine, row, report)
     for segment in found:
         if ref is not None:
@@ -79,6 +86,16 @@ def _check_stream(
                 if on_progress is not None:
                     on_progress(Progress(row.full_name, report.bytes, max(total, report.bytes)))
         report.segments += 1
+
+
+def _find_row_faults(row: StreamRow) -> Iterator[str]:
+    if row.kind not in (*KINDS, *INNER_KINDS):
+        yield f"it is of the kind {row.kind!r}, which is none"
+    for what, parse, text in (("scaling", Scaling.from_json, row.scaling), ("retention", Retention.from_json, row.retention)):
+        try:
+            parse(text)
+        except (ValueError, TypeError, KeyError) as error:
+            yield f"its {what} {text!r:.100} can't be read: {error}"
 
 
 def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> None:
