@@ -602,6 +602,40 @@ def test_nothing_is_found_wrong_while_others_write_split_and_truncate(open_store
         assert check_store(store).problems == []
 
 
+# What only SQLite can have: a file, a schema and values that are damaged.
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "UPDATE sqlite_schema SET sql = 'CREATE INDEX txn_by_state ON txn (state, begun_at)' WHERE name = 'txn_by_state'",
+            "missing from index txn_by_state",
+        ),
+        ("UPDATE sqlite_schema SET sql = replace(sql, 'made_at', 'made_it') WHERE name = 'segment'", "no such column: made_at"),
+        ("DROP TABLE tier", "no such table: tier"),
+        ("UPDATE stream SET retention = CAST(x'ff' AS TEXT)", "a text that is none"),
+        ("UPDATE tag SET cut = CAST(x'ff' AS TEXT)", "a text that is none"),
+        ("UPDATE segment SET head = 'x' WHERE stream = 1", "a/b: a value in its rows is not what it can be"),
+    ],
+    ids=["index", "column", "table", "text", "tag's text", "value"],
+)
+def test_a_damaged_catalog_file_is_reported(tmp_path: Path, fault: str, said: str) -> None:
+    with hw.open(tmp_path / "store") as store:
+        stream = store.create_stream("a/b")
+        with store.transaction() as transaction:
+            transaction.write("a/b", b"x")
+        store.tag("then", stream.tail())
+        assert check_store(store).ok
+    with sqlite3.connect(tmp_path / "store" / "catalog.sqlite") as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(fault)
+    connection.close()
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        messages = [problem.message for problem in check_store(store).problems]
+    assert messages and any(said in message for message in messages), messages
+
+
 # Lineage, without a store.
 
 

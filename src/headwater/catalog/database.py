@@ -43,6 +43,9 @@ class Database(Protocol):
     def query_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """The rows of several SELECTs: one round trip on PostgreSQL. A later one may see what was committed meanwhile."""
 
+    def verify(self) -> list[str]:
+        """What is wrong with how the catalog itself is stored, as far as the database can tell by reading all of it."""
+
     def read(self, work: Callable[[Tx], T]) -> T:
         """Run `work` over one consistent look at the catalog."""
 

@@ -179,6 +179,9 @@ class SqliteDatabase:
     def query_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         return [self.query(*statement) for statement in statements]
 
+    def verify(self) -> list[str]:
+        return [row[0] for row in self.query("PRAGMA integrity_check") if row[0] != "ok"]
+
     def read(self, work: Callable[[Tx], T]) -> T:
         with self._reader() as connection, _translated(self._path):
             connection.execute("BEGIN")
@@ -365,6 +368,13 @@ def _translated(path: str) -> Iterator[None]:
     except (apsw.BusyError, apsw.LockedError) as error:
         raise UnavailableError(f"the catalog {path} is busy ({error}): repeat") from error
     except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise CorruptDataError(f"the catalog {path} is damaged: {error}", object=path) from error
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"the catalog {path} is damaged: it has a text that is none ({error})", object=path) from error
+    except apsw.SQLError as error:
+        # Our statements fit our tables: other ones are there.
+        if not str(error).startswith("no such "):
+            raise
         raise CorruptDataError(f"the catalog {path} is damaged: {error}", object=path) from error
     except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError) as error:
         raise UnavailableError(

@@ -1,6 +1,6 @@
 """Looking at a whole store from outside its streams: what it holds, and whether all of it is as it was written.
 
-Nothing here changes anything, and nothing holds a transaction for longer than one slice of rows.
+Nothing here changes anything, and nothing holds a transaction for longer than one slice of rows, but for SQLite's look at its own file.
 """
 
 from __future__ import annotations

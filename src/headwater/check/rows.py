@@ -114,17 +114,10 @@ def count_dead_rows(database: Database) -> int:
     return int(database.query(f"SELECT count(*) FROM extent e JOIN dead_log d ON d.log = e.log WHERE {unneeded}")[0][0])
 
 
-def find_row_faults(database: Database) -> Iterator[Problem]:
-    """Rows that point nowhere, and that nothing points to."""
-    yield from _find_orphans(database)
+def _find_faults(database: Database) -> Iterator[Problem]:
     for kind, message, sql in _FAULTS:
         for row in database.query(f"{sql} LIMIT {_SHOWN}"):
             yield Problem(kind, message.format(*row))
-    yield from _find_unknown_logs(database)
-    yield from _find_dying_segments(database)
-    yield from _find_wrong_tiers(database)
-    yield from _find_inline_without_extent(database)
-    yield from _find_low_sequences(database)
 
 
 def _find_orphans(database: Database) -> Iterator[Problem]:
@@ -202,3 +195,21 @@ def _find_low_sequences(database: Database) -> Iterator[Problem]:
         if used is not None and (last is None or last < used):
             message = f"the catalog's next {name} id would be {(last or 0) + 1}, but {used} is in use, as {table}.{column}"
             yield Problem("counter", message)
+
+
+def _find_damage(database: Database) -> Iterator[Problem]:
+    for fault in database.verify():
+        yield Problem("catalog", f"the catalog {database.url} is damaged: {fault}", object=database.url)
+
+
+#: Each finds faults of its own: rows that point nowhere, that nothing points to, or that don't fit each other.
+LOOKS = (
+    _find_damage,
+    _find_orphans,
+    _find_faults,
+    _find_unknown_logs,
+    _find_dying_segments,
+    _find_wrong_tiers,
+    _find_inline_without_extent,
+    _find_low_sequences,
+)

@@ -6,7 +6,6 @@ Works beside writers, truncation and deletion: what is found wrong is looked at 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
@@ -19,12 +18,14 @@ from headwater.check.numbers import SegmentCheck
 from headwater.check.report import CheckReport, OnProgress, Problem, Progress
 from headwater.check.staged import StagedCheck, list_staged
 from headwater.check.tags import find_tag_faults
-from headwater.errors import CorruptDataError, NotFoundError
+from headwater.errors import CorruptDataError, HeadwaterError, NotFoundError
 from headwater.model.policies import Retention, Scaling
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.store import Store
 from headwater.streams.lifecycle import INNER_KINDS, KINDS, stream_ref
+
+_CATALOG = "the catalog"
 
 
 def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckReport:
@@ -34,27 +35,52 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
     total = rows.count_bytes(engine.database)
     objects = SeenObjects(engine.storage)
     for stream in rows.list_stream_ids(engine.database):
-        name = f"stream {stream}"
-        try:
-            row, found, next_segment = engine.read(_look, stream)
-            name = row.full_name
+        for name in _noting(report, f"stream {stream}", _check_stream(engine, stream, report, objects)):
             if on_progress is not None:
-                on_progress(Progress(name, report.bytes, total))
-            _check_stream(engine, row, found, next_segment, report, objects, total, on_progress)
-        except NotFoundError:
-            continue  # Deleted meanwhile.
-        except CorruptDataError as error:
-            report.add(Problem("catalog", f"{name}: {error.message}", name, None, error.object))
-        report.streams += 1
-    _check_staged(engine, report, objects)
-    for problem in chain(rows.find_row_faults(engine.database), find_tag_faults(engine.database)):
-        report.add(problem)
-    report.leftover_rows += rows.count_dead_rows(engine.database)
-    for found_unused in unused.find_unused(engine, objects.named, report):
-        report.add_unused(found_unused)
+                on_progress(Progress(name, report.bytes, max(total, report.bytes)))
+    for part in (_check_staged(engine, report, objects), *_check_rows(engine, report), _find_unused(engine, report, objects)):
+        for _ in _noting(report, _CATALOG, part):
+            pass
     if on_progress is not None:
         on_progress(Progress("", report.bytes, max(total, report.bytes)))
     return report
+
+
+def _noting(report: CheckReport, name: str, steps: Iterator[str]) -> Iterator[str]:
+    """Take steps, each of which tells the name of what it is about. What damaged rows lead to is noted, and ends these steps only."""
+    try:
+        for name in steps:
+            yield name
+    except NotFoundError:
+        pass  # Deleted meanwhile.
+    except CorruptDataError as error:
+        report.add(_catalog_problem(name, error.message, error.object))
+    except HeadwaterError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        report.add(_catalog_problem(name, f"a value in its rows is not what it can be ({type(error).__name__}: {error})"))
+
+
+def _catalog_problem(name: str, message: str, object: str | None = None) -> Problem:
+    return Problem("catalog", f"{name}: {message}", name if name != _CATALOG else None, None, object)
+
+
+def _check_rows(engine: Engine, report: CheckReport) -> Iterator[Iterator[str]]:
+    for look in (*rows.LOOKS, find_tag_faults):
+        yield _add_all(report, look(engine.database))
+
+
+def _add_all(report: CheckReport, problems: Iterator[Problem]) -> Iterator[str]:
+    for problem in problems:
+        report.add(problem)
+        yield _CATALOG
+
+
+def _find_unused(engine: Engine, report: CheckReport, objects: SeenObjects) -> Iterator[str]:
+    report.leftover_rows += rows.count_dead_rows(engine.database)
+    for found in unused.find_unused(engine, objects.named, report):
+        report.add_unused(found)
+        yield _CATALOG
 
 
 def _look(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow], int]:
@@ -62,16 +88,9 @@ def _look(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow], int]:
     return streams.get_stream(tx, stream), segments.list_segments(tx, stream, with_dropped=True), next_segment[0][0] if next_segment else 0
 
 
-def _check_stream(
-    engine: Engine,
-    row: StreamRow,
-    found: list[SegmentRow],
-    next_segment: int,
-    report: CheckReport,
-    objects: SeenObjects,
-    total: int,
-    on_progress: OnProgress | None,
-) -> None:
+def _check_stream(engine: Engine, stream: int, report: CheckReport, objects: SeenObjects) -> Iterator[str]:
+    row, found, next_segment = engine.read(_look, stream)
+    yield row.full_name
     # Segments that only a tag keeps are out of the lineage: their predecessors or successors may be gone.
     readable = [segment for segment in found if not segment.dropped]
     for fault in find_lineage_faults(readable, epoch=row.epoch, is_sealed=row.sealed_at is not None, next_segment=next_segment):
@@ -81,11 +100,10 @@ def _check_stream(
     ref = _find_ref(engine, row, report)
     for segment in found:
         if ref is not None:
-            check = SegmentCheck(engine, ref, segment, report, objects)
-            for _ in check.run():
-                if on_progress is not None:
-                    on_progress(Progress(row.full_name, report.bytes, max(total, report.bytes)))
+            for _ in SegmentCheck(engine, ref, segment, report, objects).run():
+                yield row.full_name
         report.segments += 1
+    report.streams += 1
 
 
 def _find_row_faults(row: StreamRow) -> Iterator[str]:
@@ -98,13 +116,14 @@ def _find_row_faults(row: StreamRow) -> Iterator[str]:
             yield f"its {what} {text!r:.100} can't be read: {error}"
 
 
-def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> None:
+def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> Iterator[str]:
     for transaction, stream, found in list_staged(engine):
         try:
             ref = stream_ref(engine, engine.read(streams.get_stream, stream))
         except Exception:  # Deleted meanwhile, or its schema can't be read, which is known by now.
             continue
         StagedCheck(engine, ref, transaction, report, objects).run(found)
+        yield ref.name
 
 
 def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef | None:
