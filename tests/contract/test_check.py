@@ -406,6 +406,17 @@ def test_a_block_of_a_newer_schema_of_a_stream_deleted_meanwhile_is_no_fault(
         assert check_store(store, delete).problems == [] and len(seen) > 2
 
 
+def test_a_catalog_that_is_out_of_reach_is_no_damage(open_store: Open, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store() as other:
+
+        def schema(stream: int, version: int) -> pa.Schema:
+            raise hw.UnavailableError("out of reach")
+
+        monkeypatch.setattr(other._engine, "schema", schema)
+        with pytest.raises(hw.UnavailableError):
+            check_store(other)
+
+
 def test_a_sequence_that_would_give_an_id_again_is_found(store: hw.Store) -> None:
     change(store, "UPDATE sequence SET last = 0 WHERE name = 'log'")
     assert {problem.kind for problem in check_store(store).problems} == {"counter"}

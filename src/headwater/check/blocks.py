@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headwater.catalog.extents import BLOCK, PARQUET, RAW, Extent
 from headwater.check.report import CheckReport, Problem
-from headwater.errors import CorruptDataError, UnavailableError
+from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError
 from headwater.model.limits import MIB
 from headwater.segments.block import decode, verify
 from headwater.segments.chunk import read_footer
@@ -175,7 +175,7 @@ class BlockCheck:
         try:
             block = decode(data, lambda version: self._engine.schema(self._stream.id, version), name)
             block.chunk.columns.validate(full=True)
-        except CorruptDataError:
+        except HeadwaterError:
             raise
         except Exception as error:  # Bytes with the right checksum that are no block: whatever pyarrow makes of them.
             raise CorruptDataError(f"a block in {name} can't be decoded: {error}", object=name) from error

@@ -18,7 +18,7 @@ from headwater.check.numbers import SegmentCheck
 from headwater.check.report import CheckReport, OnProgress, Problem, Progress
 from headwater.check.staged import StagedCheck, list_staged
 from headwater.check.tags import find_tag_faults
-from headwater.errors import CorruptDataError, HeadwaterError, NotFoundError
+from headwater.errors import CorruptDataError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.policies import Retention, Scaling
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -120,6 +120,8 @@ def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> 
     for transaction, stream, found in list_staged(engine):
         try:
             ref = stream_ref(engine, engine.read(streams.get_stream, stream))
+        except UnavailableError:
+            raise
         except Exception:  # Deleted meanwhile, or its schema can't be read, which is known by now.
             continue
         StagedCheck(engine, ref, transaction, report, objects).run(found)
@@ -129,6 +131,8 @@ def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> 
 def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef | None:
     try:
         return stream_ref(engine, row)
+    except UnavailableError:
+        raise
     except Exception as error:  # Whatever pyarrow makes of a damaged schema.
         engine.read(streams.get_stream, row.id)  # NotFoundError if it was deleted meanwhile.
         message = f"{row.full_name}: its schema (version {row.schema_version}) can't be read, so neither can its events: {error}"
