@@ -322,8 +322,8 @@ class Transaction:
         if self._status is not TransactionStatus.OPEN or self._engine.is_closed:
             return False
         try:
-            self._engine.write(transactions.renew, self._id)
-        except UnavailableError:
+            self._engine.write_once(transactions.renew, self._id)
+        except (UnavailableError, OutcomeUnknownError):
             return True
         except HeadwaterError:
             return False

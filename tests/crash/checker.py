@@ -140,6 +140,10 @@ class Checker:
         for line in self._lines("handed"):
             first[line["id"]] = min(line["at"], first.get(line["id"], line["at"]))
         position = self._store.reader_group(AUTO).positions()
+        try:
+            self._store.stream(IN).ranges(end=position)
+        except hw.InvalidRequestError as error:
+            raise Broken(f"the group is where no reader can be: {error}") from error
         skipped = [id for event in self._store.stream(IN).read(end=position) if (id := event_id(event)) not in first]
         _require(not skipped, f"committed, and never handed out: {skipped[:5]}")
         latest: dict[Any, tuple[float, str]] = {}

@@ -297,9 +297,14 @@ def _check_holder(
         raise ConflictError(f"the group {row.name!r} was reset meanwhile: the positions were not stored; read on from where it is now")
     held = {(item.stream, item.segment): item for item in list_frontier(tx, row.id) if item.reader == reader}
     for key, number in positions.items():
-        if key not in held or number < held[key].position:
+        if key not in held:
             raise FencedError(
                 f"the reader {reader!r} of group {row.name!r} no longer holds segment {key[1]}: its positions were not stored"
+            )
+        if number < held[key].position:
+            raise ConflictError(
+                f"the reader {reader!r} of group {row.name!r} is at {held[key].position} in segment {key[1]}, behind {number}, "
+                "by a transaction that was committed meanwhile: read on from there"
             )
 
 

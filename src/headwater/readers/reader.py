@@ -25,6 +25,7 @@ from headwater.errors import (
     HeadwaterError,
     InvalidRequestError,
     NotFoundError,
+    OutcomeUnknownError,
     TruncatedError,
     UnavailableError,
 )
@@ -56,8 +57,8 @@ class _Held:
         self.committed = position
         self.handed = position
         self.settled = position
-        #: The position that a transaction was given last.
-        self.staged = position
+        #: Behind what was committed by this reader, or given to a transaction: what is handed out from here on is in neither.
+        self.origin = position
 
 
 class Reader:
@@ -84,7 +85,7 @@ class Reader:
         self._looked = 0.0
         self._looked_version = -1
         self._must_report = True
-        self._generation, self._group_generation, self._checkpoint = engine.write(groups.join_group, group.id, id)
+        self._generation, self._group_generation, self._checkpoint = engine.write_once(groups.join_group, group.id, id)
         self._auto_committed = self._seen = time.monotonic()
         self._is_closed = False
 
@@ -99,45 +100,70 @@ class Reader:
 
     def read(self, timeout: float = 1.0) -> Event | None:
         """The next event, None if there is none within `timeout` seconds."""
-        with self._lock:
-            self._begin_read()
-            deadline: float | None = None
-            while True:
-                if self._batch is not None:
-                    key, batch, at = self._batch
-                    if self._events is None:
-                        self._events = batch.events()
-                        for _ in range(at):
-                            next(self._events)
-                    event = next(self._events, None)
-                    if event is not None:
-                        self._hand_out(key, batch, at + 1)
-                        return event
-                    self._drop_batch()
-                if deadline is None:
-                    deadline = time.monotonic() + timeout
-                if not self._next_batch(deadline):
-                    return None
+        is_settled = False
+        try:
+            with self._lock:
+                self._check_open()
+                self._settle()
+                is_settled = True
+                self._begin_read()
+                event = self._read(timeout)
+            return event
+        except BaseException:
+            if is_settled:
+                self._step_back()
+            raise
+
+    def _read(self, timeout: float) -> Event | None:
+        deadline: float | None = None
+        while True:
+            if self._batch is not None:
+                key, batch, at = self._batch
+                if self._events is None:
+                    self._events = batch.events()
+                    for _ in range(at):
+                        next(self._events)
+                event = next(self._events, None)
+                if event is not None:
+                    self._hand_out(key, batch, at + 1)
+                    return event
+                self._drop_batch()
+            if deadline is None:
+                deadline = time.monotonic() + timeout
+            if not self._next_batch(deadline):
+                return None
 
     def read_batch(self, max_events: int = 65536, timeout: float = 1.0) -> pa.RecordBatch | None:
         """The next events of one segment, up to `max_events`, with `_key, _time, _stream, _segment, _number`; None if there are none."""
         if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
             raise InvalidRequestError(f"max_events is a whole number of at least 1, not {max_events!r}")
-        with self._lock:
-            self._begin_read()
-            deadline = time.monotonic() + timeout
-            while self._batch is None or self._batch[2] >= self._batch[1].count:
-                self._drop_batch()
-                if not self._next_batch(deadline):
-                    return None
-            key, batch, at = self._batch
-            self._events = None
-            if self._arrow is None:
-                self._arrow = batch.to_arrow(Columns([*batch.schema.names, *_BATCH_METADATA]))
-            end = min(batch.count, at + max_events)
-            found = self._arrow.slice(at, end - at)
-            self._hand_out(key, batch, end)
+        is_settled = False
+        try:
+            with self._lock:
+                self._check_open()
+                self._settle()
+                is_settled = True
+                self._begin_read()
+                found = self._read_batch(max_events, time.monotonic() + timeout)
             return found
+        except BaseException:
+            if is_settled:
+                self._step_back()
+            raise
+
+    def _read_batch(self, max_events: int, deadline: float) -> pa.RecordBatch | None:
+        while self._batch is None or self._batch[2] >= self._batch[1].count:
+            self._drop_batch()
+            if not self._next_batch(deadline):
+                return None
+        key, batch, at = self._batch
+        self._events = None
+        if self._arrow is None:
+            self._arrow = batch.to_arrow(Columns([*batch.schema.names, *_BATCH_METADATA]))
+        end = min(batch.count, at + max_events)
+        found = self._arrow.slice(at, end - at)
+        self._hand_out(key, batch, end)
+        return found
 
     def __iter__(self) -> Iterator[Event]:
         """Events as they come. Ends only with a bounded group, when all of it is committed, or waits for this reader's commit only."""
@@ -160,10 +186,18 @@ class Reader:
     def _drop_batch(self) -> None:
         self._batch = self._events = self._arrow = None
 
+    def _step_back(self) -> None:
+        """After an error, a Ctrl-C too: what the read had in hand was not handed out, and comes again."""
+        with self._lock:
+            self._drop_batch()
+            self._unsettled = None
+            for held in self._held.values():
+                held.handed = held.settled
+                if held.cursor.number != held.settled:
+                    held.cursor.go_back(held.settled)
+
     def _begin_read(self) -> None:
-        """What a call for more events says: those handed out before are the caller's to commit."""
-        self._check_open()
-        self._settle()
+        """Commit and look at the group, if that is due."""
         now = time.monotonic()
         if self._auto and now - self._auto_committed > _AUTO_COMMIT_SECONDS:
             self._commit_settled()
@@ -171,6 +205,7 @@ class Reader:
             self._look()
 
     def _settle(self) -> None:
+        """What a call for more events says: those handed out before are the caller's to commit."""
         # One read hands out events of one segment.
         if self._unsettled is not None:
             held = self._held.get(self._unsettled)
@@ -185,7 +220,10 @@ class Reader:
             for _ in range(len(self._order)):
                 key = self._order[0]
                 self._order.rotate(-1)
-                held = self._held[key]
+                held = self._held.get(key)
+                if held is None:
+                    self._order.pop()  # A Ctrl-C came while it was taken or released.
+                    continue
                 try:
                     batch = None if held.cursor.is_done else held.cursor.next_batch()
                 except TruncatedError as error:
@@ -222,8 +260,8 @@ class Reader:
         if self._is_closed or self._error is not None or self._engine.is_closed:
             return False
         try:
-            self._engine.write(groups.touch_reader, self._group.id, self._id, self._generation)
-        except UnavailableError:
+            self._engine.write_once(groups.touch_reader, self._group.id, self._id, self._generation)
+        except (UnavailableError, OutcomeUnknownError):
             return True
         except HeadwaterError as error:
             self._error = error
@@ -255,7 +293,7 @@ class Reader:
 
     def _report(self) -> None:
         try:
-            turn = self._engine.write(groups.report, self._group.id, self._id, self._generation, _DEAD_AFTER_US)
+            turn = self._engine.write_once(groups.report, self._group.id, self._id, self._generation, _DEAD_AFTER_US)
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
@@ -271,14 +309,14 @@ class Reader:
         for key in [key for key in self._held if key not in mine]:
             self._release(key)
         for key, item in mine.items():
+            if key in self._held:
+                # It may have been committed by a transaction that another process ended.
+                self._advance(key, item.position)
             if key not in self._held:
                 self._take(key, item.position)
-            else:
-                # It may have been committed by a transaction that another process ended.
-                self._held[key].committed = max(self._held[key].committed, item.position)
         if turn.checkpoint > self._checkpoint:
             positions = {key: held.settled for key, held in self._held.items()}
-            self._engine.write(groups.answer_checkpoint, self._group.id, self._id, self._generation, turn.checkpoint, positions)
+            self._engine.write_once(groups.answer_checkpoint, self._group.id, self._id, self._generation, turn.checkpoint, positions)
             self._checkpoint = turn.checkpoint
         if self._surplus:
             self._give_up()
@@ -298,21 +336,34 @@ class Reader:
         if row is None or row.dropped or position < row.head:
             self._must_report = True
             raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
-        self._held[key] = _Held(SegmentCursor(self._engine, self._refs[stream], row, position, end), position)
+        held = _Held(SegmentCursor(self._engine, self._refs[stream], row, position, end), position)
         self._order.append(key)
+        self._held[key] = held
+
+    def _advance(self, key: Key, position: int) -> None:
+        """Note what is durable by now. If that is more than was handed out since this segment was taken, it is taken again from there.
+
+        Unless something was handed out already: that is committed by another, and a transaction that it was given to must fail.
+        """
+        held = self._held[key]
+        held.committed = max(held.committed, position)
+        if held.origin == held.handed < held.committed:
+            self._release(key)
+            self._must_report = True
 
     def _release(self, key: Key) -> None:
         del self._held[key]
-        self._order.remove(key)
+        with suppress(ValueError):
+            self._order.remove(key)
         if self._batch is not None and self._batch[0] == key:
             self._drop_batch()
 
     def _drop(self) -> None:
         """Forget all that was read and not committed; the next report gives it again."""
-        self._held.clear()
-        self._order.clear()
-        self._drop_batch()
         self._must_report = True
+        order: deque[Key] = deque()
+        # No call in this line: a Ctrl-C must not leave one of them.
+        self._held, self._order, self._batch, self._events, self._arrow = {}, order, None, None, None
 
     # Positions.
 
@@ -348,6 +399,8 @@ class Reader:
             self._drop()
             raise
         self._seen = time.monotonic()
+        for key, number in positions.items():
+            self._held[key].origin = max(self._held[key].origin, number)
         self._mark_committed(positions)
         for key in given:
             self._release(key)
@@ -356,7 +409,7 @@ class Reader:
     def _mark_committed(self, positions: Positions) -> None:
         for key, number in positions.items():
             if key in self._held:
-                self._held[key].committed = max(self._held[key].committed, number)
+                self._advance(key, number)
         # A segment that ended with this has successors now, and others may wait for one of these.
         self._looked = 0.0
         self._must_report = self._must_report or self._surplus > 0
@@ -371,7 +424,8 @@ class Reader:
         """For a transaction of the same store: from where to where it moves this reader as of now. `earlier` is what it was given before.
 
         It begins where the transaction before it ends, if events were handed out since, and is committed behind that one only. Else it is
-        one for the same events, and only one of the two is committed.
+        one for the same events, and only one of the two is committed. Events that were committed by another since they were handed out
+        make it fail.
         """
         with self._lock:
             self._check_open()
@@ -381,11 +435,12 @@ class Reader:
                 raise InvalidRequestError("a transaction takes a manual reader: open it with commit='manual'")
             self._settle()
             moves: Moves = {}
-            for key, number in self._moved().items():
-                held = self._held[key]
-                since = held.staged if held.committed < held.staged < number else held.committed
-                moves[key] = (earlier[key][0] if key in earlier else since, number)
-                held.staged = number
+            for key, held in self._held.items():
+                number = held.settled
+                if number > min(held.origin, held.committed):
+                    since = held.origin if held.origin < number else held.committed
+                    moves[key] = (earlier[key][0] if key in earlier else since, number)
+                    held.origin = number
             data = groups.dump_moves(self._group_generation, moves)
             return Change(0, 0, "reader", self._group.id, self._id, self._generation, data), moves
 
@@ -412,7 +467,7 @@ class Reader:
                     if commit and self._auto:
                         self._settle()
                         self._commit_settled()
-                    self._engine.write(groups.leave_group, self._group.id, self._id, self._generation)
+                    self._engine.write_once(groups.leave_group, self._group.id, self._id, self._generation)
             finally:
                 self._is_closed = True
                 self._drop()

@@ -261,7 +261,7 @@ class SegmentCursor:
         try:
             found = self._next()
         except BaseException:
-            self._begin_again(start)
+            self.go_back(start)
             raise
         if found is None:
             return None
@@ -275,7 +275,7 @@ class SegmentCursor:
             found = self._next()
             return None if found is None else self._batch(start, *found)
         except BaseException:
-            self._begin_again(start)
+            self.go_back(start)
             raise
 
     def _batch(self, start: int, item: Extent | RowGroups, data: Any) -> Batch:
@@ -306,8 +306,8 @@ class SegmentCursor:
         self.number = min(item.end, self.end) if self.end is not None else item.end
         return item, data
 
-    def _begin_again(self, number: int) -> None:
-        """Forget what was planned and fetched: go on with this number."""
+    def go_back(self, number: int) -> None:
+        """Forget what was planned and fetched: go on with this number, which was handed out or is the next."""
         self.number = self._planned = number
         self._first = ()
         self._waiting.clear()
@@ -465,7 +465,7 @@ class SegmentCursor:
         found = self._engine.plan(self._row, self.number, self.number + 1, 1)
         if found and found[0].object == item.object:
             raise error
-        self._begin_again(self.number)
+        self.go_back(self.number)
 
     def _is_truncated(self, row: SegmentRow) -> bool:
         """Whether the next number is, and no tag keeps it."""
