@@ -108,6 +108,9 @@ def test_rows_come_from_json_lines(url: Path) -> None:
         ("a/lines", ["--key-regex", "x"], '{"u": 1}', "line 3: 'x' finds no key in it"),
         ("a/rows", [], "nonsense", "line 3: not JSON"),
         ("a/rows", [], '{"user": "x"}{"user": "y"}', "line 3: not JSON"),
+        ("a/rows", [], "null", "line 3: not a JSON object but NoneType"),
+        ("a/rows", [], '{"user": ' + "[" * 100_000, "line 3: JSON that is nested too deeply"),
+        ("a/lines", ["--key", "u"], "[" * 100_000, "line 3: JSON that is nested too deeply"),
         ("a/rows", [], '{"user": "x", "extra": 1}', "line 3: no column is called 'extra'"),
         ("a/rows", [], '{"n": 1}', "line 3: the column 'user' is missing or null"),
         ("a/rows", [], '{"user": null}', "line 3: the column 'user' is missing or null"),
@@ -124,6 +127,10 @@ def test_a_line_that_is_no_event_ends_it_and_those_before_are_stored(
     assert said in result.stderr and "events stored before it: 2" in result.stderr
     assert result.stderr.count("\n") == 1
     assert len(values(url, stream)) == 2
+
+
+def test_an_input_that_is_null_is_no_event(url: Path) -> None:
+    assert "line 1: not a JSON object" in write(url, "a/rows", "null\n", code=1).stderr
 
 
 def test_a_field_that_is_no_column_is_refused_at_once(url: Path) -> None:

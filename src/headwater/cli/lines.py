@@ -6,6 +6,7 @@ What can be done by Arrow for many lines at once is; only to say which line is w
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -19,6 +20,7 @@ import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import get_field, json_object, key_of, time_of
+from headwater.ingest.objects import count_objects
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import TIME, is_opaque
 
@@ -155,7 +157,7 @@ def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | No
 
 def _number_of(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
-        raise ValueError(f"{value!r} is no source number: it is a whole number from 1 to 2**62")
+        raise ValueError(f"{reprlib.repr(value)} is no source number: it is a whole number from 1 to 2**62")
     return value
 
 
@@ -179,6 +181,7 @@ def _rows(lines: Lines, first: int, schema: pa.Schema, columns: Columns) -> Pars
 
 def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     data = b"\n".join(texts.to_pylist())
+    count_objects(data)
     # Arrow reads times of day and dates from JSON as numbers only; as text they are cast.
     written = pa.schema([field.with_type(pa.string()) if _is_written_as_text(field.type) else field for field in schema])
     table = pyarrow.json.read_json(

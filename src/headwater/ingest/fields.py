@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,8 @@ def json_object(line: bytes) -> dict[str, Any]:
         fields = json.loads(line)
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(fields, dict):
         raise ValueError(f"not a JSON object but {type(fields).__name__}")
     return fields
@@ -29,7 +32,7 @@ def key_of(value: Any, name: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"the field {name!r} is {value!r}: a routing key is text or a whole number")
+        raise ValueError(f"the field {name!r} is {reprlib.repr(value)}: a routing key is text or a whole number")
     return str(value).encode()
 
 
@@ -41,7 +44,7 @@ def time_of(value: Any) -> datetime | None:
         time = datetime.fromisoformat(value)
         return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no time: it is ISO text, or seconds since 1970")
+        raise ValueError(f"{reprlib.repr(value)} is no time: it is ISO text, or seconds since 1970")
     try:
         return datetime.fromtimestamp(value, UTC)
     except (OverflowError, OSError) as error:

@@ -1,0 +1,78 @@
+"""Files that nobody should write and somebody does: a row is bad or the run ends with a sentence, never with a traceback or a lie."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from headwater.ingest import Report, ingest
+
+NUMBERS = pa.schema([("v", pa.float64())])
+
+
+@pytest.fixture
+def store() -> Iterator[hw.Store]:
+    with hw.open(f"memory://{uuid.uuid4().hex}", upkeep=False) as store:
+        yield store
+
+
+def values(store: hw.Store, name: str = "a/b") -> list[Any]:
+    return [event.value for event in store.stream(name).read()]
+
+
+def letters(store: hw.Store) -> list[tuple[str, str]]:
+    found = [json.loads(value) for value in values(store, "a/dead")]
+    return [(letter["place"], letter["reason"]) for letter in found]
+
+
+def put_aside(store: hw.Store, path: Path, data: bytes, **options: Any) -> Report:
+    path.write_bytes(data)
+    return ingest(store, path, "a/b", bad_rows="a/dead", **options)
+
+
+@pytest.mark.parametrize("line", [b"null", b" null\r", b"5", b'"x"', b"[]", b'[{"v": 1}]', b"{", b"}", b'{"v": 1} null'])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_line_that_is_no_object_is_a_bad_row_wherever_it_is(store: hw.Store, tmp_path: Path, line: bytes, at: int) -> None:
+    lines = [b'{"v": 1}', b' {"v": 2} ']
+    lines.insert(at, line)
+    put_aside(store, tmp_path / "a.jsonl", b"\n".join(lines) + b"\n", schema=NUMBERS)
+    assert values(store) == [{"v": 1}, {"v": 2}]
+    assert [place for place, _ in letters(store)] == [f"line {at + 1}"]
+
+
+def test_no_schema_is_guessed_from_lines_that_are_no_objects(store: hw.Store, tmp_path: Path) -> None:
+    for line in (b"null\n", b'{"v": 1}\nnull\n'):
+        (tmp_path / "a.jsonl").write_bytes(line)
+        with pytest.raises(hw.InvalidRequestError, match="no schema fits its first rows: not a JSON object but NoneType"):
+            ingest(store, tmp_path, "a/b")
+
+
+def test_an_object_that_goes_on_in_the_next_line_hides_no_null(store: hw.Store, tmp_path: Path) -> None:
+    schema = pa.schema([("v", pa.struct([("w", pa.int64())]))])
+    put_aside(store, tmp_path / "a.jsonl", b'{"v": {"w": 1}} null\n{"v":\n{"w": 1}}\n', schema=schema)
+    assert values(store) == [] and len(letters(store)) == 3
+
+
+@pytest.mark.parametrize("deep", [b"[" * 100_000 + b"]" * 100_000, b'{"v": ' * 50_000 + b"1" + b"}" * 50_000, b"[" * 1_000_000])
+def test_a_value_nested_deeply_is_a_bad_row_and_no_schema(store: hw.Store, tmp_path: Path, deep: bytes) -> None:
+    data = b'{"v": 1}\n{"v": ' + deep + b"}\n"
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(hw.InvalidRequestError, match="no schema fits its first rows"):
+        ingest(store, tmp_path, "a/new")
+    put_aside(store, tmp_path / "a.jsonl", data, schema=NUMBERS)
+    store.create_stream("a/opaque")
+    ingest(store, tmp_path / "a.jsonl", "a/opaque", key="v", bad_rows="a/dead")
+    assert values(store) == [{"v": 1}] and values(store, "a/opaque") == [b'{"v": 1}']
+    assert [place for place, _ in letters(store)] == ["line 2", "line 2"]
+
+
+def test_brackets_in_a_text_are_no_levels(store: hw.Store, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"v": '\\"' + "[" * 1000}) + "\n")
+    assert ingest(store, tmp_path, "a/b").events == 1
