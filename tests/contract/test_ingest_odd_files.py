@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.ingest import Report, ingest
+from headwater.ingest import Report, ingest, text
 
 NUMBERS = pa.schema([("v", pa.float64())])
 
@@ -76,3 +76,56 @@ def test_a_value_nested_deeply_is_a_bad_row_and_no_schema(store: hw.Store, tmp_p
 def test_brackets_in_a_text_are_no_levels(store: hw.Store, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"v": '\\"' + "[" * 1000}) + "\n")
     assert ingest(store, tmp_path, "a/b").events == 1
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n\r\n", b"  \n\n", b"\n" * 50])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_blank_lines_before_a_header_are_skipped(
+    store: hw.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank: bytes, is_new: bool
+) -> None:
+    monkeypatch.setattr(text, "PIECE_BYTES", 8)
+    if not is_new:
+        store.create_stream("a/b", schema=pa.schema([("v", pa.int64())]))
+    (tmp_path / "a.csv").write_bytes(blank + b"v\n" + b"".join(b"%d\n" % number for number in range(20)) + b"x\n")
+    report = ingest(store, tmp_path, "a/b", bad_rows="a/dead", schema=pa.schema([("v", pa.int64())]) if is_new else None)
+    assert [row["v"] for row in values(store)] == list(range(20)) and report.events == 20
+    assert [place for place, _ in letters(store)] == [f"line {blank.count(bytes([10])) + 22}"]
+
+
+def test_blank_lines_before_a_header_say_nothing_of_a_schema(store: hw.Store, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"\n\nv,w\n1,x\n")
+    ingest(store, tmp_path, "a/b")
+    assert values(store) == [{"v": 1, "w": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"v\r1\r2\r", "its lines end with CR alone"),
+        (b"v\r1\n2\n", "its lines end with CR alone"),
+        ("v\n1\n".encode("utf-16"), "the header is no text in UTF-8"),
+        ("v\r\n1\r\n".encode("utf-16"), "the header is no text in UTF-8"),
+        ("größe\n1\n".encode("latin-1"), "the header is no text in UTF-8"),
+    ],
+    ids=["CR alone", "CR behind the header", "UTF-16", "UTF-16 with CR LF", "Latin-1"],
+)
+def test_csv_that_can_not_be_read_is_refused(store: hw.Store, tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    store.create_stream("a/b", schema=NUMBERS)
+    for stream in ("a/b", "a/new"):
+        with pytest.raises(hw.InvalidRequestError, match=f"a.csv: {said}"):
+            ingest(store, tmp_path, stream, bad_rows="a/dead")
+    assert values(store) == [] and values(store, "a/dead") == []
+
+
+def test_a_cr_in_quotes_is_part_of_a_name(store: hw.Store, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'"v\rw"\r\n1\r\n')
+    ingest(store, tmp_path, "a/b")
+    assert values(store) == [{"v\rw": 1}]
+
+
+def test_an_empty_csv_file_before_plain_lines_is_nothing(store: hw.Store, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "b.txt").write_text("hi\n")
+    assert ingest(store, tmp_path, "a/b").files == 2
+    assert values(store) == [b"hi"]

@@ -8,7 +8,7 @@ import headwater as hw
 from headwater.ingest.formats import Dialect, read_file
 from headwater.ingest.pieces import BadRowError, Piece, Position
 from headwater.ingest.record import FileState
-from headwater.ingest.sources import SourceFile
+from headwater.ingest.sources import SourceFile, naming
 from headwater.ingest.target import Target
 from headwater.ingest.todo import changed
 
@@ -26,9 +26,7 @@ def read_to_end(
             f"{file.path}, {row.place}: {row.reason}", path=file.path, place=row.place, reason=row.reason, text=row.text
         ) from error
     except hw.InvalidRequestError as error:
-        if file.path in error.message:
-            raise
-        raise hw.InvalidRequestError(f"{file.path}: {error.message}", path=file.path) from error
+        raise naming(file.path, error) from None
     fingerprint = file.fingerprint()
     if file.stamp() != state.stamp:
         raise changed(file, state, "while it was read")

@@ -83,6 +83,11 @@ def unreadable(path: str, error: Exception) -> UnavailableError:
     return UnavailableError(f"{path} can't be read: {reason}", path=path)
 
 
+def naming(path: str, error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, with the file's name in it."""
+    return error if path in error.message else InvalidRequestError(f"{path}: {error.message}", path=path)
+
+
 def find_files(sources: Sequence[str | os.PathLike[str]], format: str | None, *, may_be_none: bool = False) -> list[SourceFile]:
     """The files that `sources` name, by path: files, folders with all in them, and patterns like 'in/**/*.csv'.
 

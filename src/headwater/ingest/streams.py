@@ -53,15 +53,11 @@ def open_target(store: hw.Store, name: str, plan: Plan, files: Sequence[SourceFi
     except hw.NotFoundError:
         schema = plan.schema
         if schema is None:
-            if not files:
+            schema = next((found for file in files if (found := infer_schema(file, plan.dialect)) is not None), None)
+            if schema is None:
                 return None
-            if files[0].format != "lines":
-                schema = next((found for file in files if (found := infer_schema(file, plan.dialect)) is not None), None)
-                if schema is None:
-                    return None
         # Keys and times are checked before anything is made.
-        if schema is not None:
-            Target(schema, plan.key, plan.time)
+        Target(schema, plan.key, plan.time)
         stream = store.create_stream(name, schema=schema, scaling=hw.Scaling.fixed(plan.segments), exist_ok=True)
     else:
         if plan.schema is not None:
