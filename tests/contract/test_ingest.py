@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import uuid
@@ -328,6 +329,65 @@ def test_what_is_remembered_stays_small(store: hw.Store, tmp_path: Path, monkeyp
     assert len(list(store.revisioned("a/lines.ingest").read())) < 15, "the record's history is compacted"
     files = dict(store.table("a/lines.ingest.files").items())
     assert len(files) == 35 and max(len(entry.value) for entry in files.values()) < 250
+
+
+def test_a_stream_that_was_deleted_takes_its_book_along(store: hw.Store, folder: Path) -> None:
+    ingest(store, folder, STREAM)
+    store.delete_stream(STREAM, seal=True)
+    assert ingest(store, folder, STREAM).events == 30 and stored(store) == expected(folder)
+    store.delete_stream(STREAM, seal=True)
+    store.create_stream(STREAM)
+    assert ingest(store, folder, STREAM, events_per_transaction=7).events == 30 and stored(store) == expected(folder)
+    assert ingest(store, folder, STREAM).files_before == 3
+
+
+def test_a_stream_that_is_made_anew_during_a_watch_gets_all_files(quick: hw.Store, folder: Path) -> None:
+    polls = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal polls
+        polls += seconds > 0
+        if seconds and polls == 1:
+            quick.delete_stream(STREAM, seal=True)
+        elif polls > 2:
+            raise Ended
+
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, watch=True, settle=0, pause=pause)
+    assert stored(quick) == expected(folder)
+
+
+def make_old(store: hw.Store, name: str, old_name: str) -> None:
+    """Entries as they were before they named their stream."""
+    for key, entry in list(store.table(name).items()):
+        fields = json.loads(entry.value)
+        del fields["stream"]
+        store.table(old_name).put(key, json.dumps(fields).encode())
+
+
+def test_a_book_that_does_not_name_its_stream_is_read_as_long_as_there_is_one(quick: hw.Store, folder: Path) -> None:
+    ingest(quick, folder, STREAM)
+    make_old(quick, f"{STREAM}.ingest.files", f"{STREAM}.ingest.files")
+    assert ingest(quick, folder, STREAM).files_before == 3
+    quick.delete_stream(STREAM, seal=True)
+    progress, pause = end_after(10)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, progress=progress, pause=pause)
+    assert ingest(quick, folder, STREAM).events == 20 and stored(quick) == expected(folder)
+
+
+def test_names_with_dots_have_books_of_their_own(quick: hw.Store, folder: Path) -> None:
+    assert [ingest(quick, folder, stream, name=name).events for stream, name in (("a/p.q", "r"), ("a/p", "q.r"))] == [30, 30]
+    assert [ingest(quick, folder, stream, name=name).events for stream, name in (("a/p.q", "r"), ("a/p", "q.r"))] == [0, 0]
+
+
+def test_a_book_under_a_name_with_dots_is_found_where_it_was_before(quick: hw.Store, folder: Path) -> None:
+    ingest(quick, folder, STREAM)
+    make_old(quick, f"{STREAM}.ingest.files", f"{STREAM}.x.y.files")
+    write(folder, 3)
+    assert ingest(quick, folder, STREAM, name="x.y").files_before == 3
+    assert ingest(quick, folder, STREAM, name="x.y").files_before == 4
+    assert len(list(quick.table(f"{STREAM}.x.y.files").items())) == 3, "it is left as it is"
 
 
 def test_names_as_long_as_can_be_and_files_whose_names_are_no_text(quick: hw.Store, tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ Spread = Callable[[Callable[[FileTask], StagedFile], Sequence[FileTask]], Sequen
 def groups(states: Sequence[tuple[SourceFile, FileState]]) -> list[list[tuple[SourceFile, FileState]]]:
     """Files in order, as many at a time as one commit takes."""
     found: list[list[tuple[SourceFile, FileState]]] = []
-    size = _GROUP_BYTES
+    size = 0
     for file, state in states:
-        if size + state.stamp.size > _GROUP_BYTES or len(found[-1]) >= _GROUP_FILES:
+        if not found or size + state.stamp.size > _GROUP_BYTES or len(found[-1]) >= _GROUP_FILES:
             found.append([])
             size = 0
         found[-1].append((file, state))
