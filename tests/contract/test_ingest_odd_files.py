@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import headwater as hw
@@ -129,3 +130,65 @@ def test_an_empty_csv_file_before_plain_lines_is_nothing(store: hw.Store, tmp_pa
     (tmp_path / "b.txt").write_text("hi\n")
     assert ingest(store, tmp_path, "a/b").files == 2
     assert values(store) == [b"hi"]
+
+
+LONG_KEY = '{"k": "%s"}' % ("x" * 70_000)
+
+
+@pytest.mark.parametrize(
+    ("bad", "options"),
+    [
+        (LONG_KEY, {"key": "k"}),
+        ('{"k": "9999-12-31T23:59:59-23:00"}', {"time": "k"}),
+        ('{"k": "0001-01-01T00:00:00+10:00"}', {"time": "k"}),
+        ('{"k": "\\ud800"}', {"key": "k"}),
+    ],
+    ids=["a long key", "a late time", "an early time", "half a character"],
+)
+@pytest.mark.parametrize("schema", [None, pa.schema([("k", pa.string())])], ids=["opaque", "typed"])
+def test_keys_and_times_that_no_event_can_have_are_bad_rows(
+    store: hw.Store, tmp_path: Path, bad: str, options: dict[str, Any], schema: pa.Schema | None
+) -> None:
+    store.create_stream("a/b", schema=schema)
+    good = '{"k": "2031-05-01T12:00:00Z"}'
+    report = put_aside(store, tmp_path / "a.jsonl", f"{good}\n{bad}\n{good}\n".encode(), **options)
+    assert (report.events, report.bad_rows) == (2, 1)
+    assert [place for place, _ in letters(store)] == ["line 2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        (pa.timestamp("s", "UTC"), 253402300800),
+        (pa.timestamp("us"), 1 << 62),
+        (pa.date32(), 1 << 30),
+        (pa.duration("s"), 1 << 60),
+        (pa.timestamp("ns", "UTC"), None),
+        (pa.duration("ns"), None),
+        (pa.time64("ns"), None),
+    ],
+    ids=str,
+)
+def test_times_that_python_does_not_have_are_bad_rows_of_parquet(
+    store: hw.Store, tmp_path: Path, kind: pa.DataType, number: int | None
+) -> None:
+    plain = pa.int32() if kind.bit_width == 32 else pa.int64()
+    times = pa.array([1, number, 2], plain).cast(kind)
+    pq.write_table(pa.table({"at": times, "text": ["x" * 5000] * 3}), tmp_path / "a.parquet")
+    report = ingest(store, tmp_path, "a/b", bad_rows="a/dead")
+    assert (report.events, report.bad_rows) == ((3, 0) if number is None else (2, 1))
+    found = [json.loads(value) for value in values(store, "a/dead")]
+    assert [letter["place"] for letter in found] == ["row 2"] * report.bad_rows
+    assert all(len(letter["text"]) == 4096 and letter["text"].startswith("{'at': '<") for letter in found)
+
+
+def test_what_only_the_stream_refuses_is_said_with_the_name_of_the_file(
+    store: hw.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise hw.InvalidRequestError("no")
+
+    monkeypatch.setattr(hw.Transaction, "write_batch", refuse)
+    (tmp_path / "a.txt").write_text("x\n")
+    with pytest.raises(hw.InvalidRequestError, match=r"a\.txt: no"):
+        ingest(store, tmp_path, "a/b")

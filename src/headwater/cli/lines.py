@@ -21,6 +21,8 @@ import pyarrow.types as pt
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import get_field, json_object, key_of, time_of
 from headwater.ingest.objects import count_objects
+from headwater.model.columns import check_nested_nulls, check_values
+from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import TIME, is_opaque
 
@@ -149,7 +151,7 @@ def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | No
         found = columns.key_regex.search(line)
         if found is None:
             raise ValueError(f"{columns.key_regex.pattern.decode()!r} finds no key in it")
-        return found[1] if found.re.groups else found[0]
+        return key_bytes(found[1] if found.re.groups else found[0])
     if columns.key is None:
         return None
     return key_of(get_field(fields, columns.key), columns.key)
@@ -195,8 +197,11 @@ def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise ValueError(f"the column {field.name!r} is never null")
-    columns = [batch.column(field.name) for field in schema]
-    return pa.RecordBatch.from_arrays([_cast(*pair) for pair in zip(columns, schema.types, strict=True)], schema=schema)
+    columns = [_cast(batch.column(field.name), field.type) for field in schema]
+    for field, column in zip(schema, columns, strict=True):
+        check_values(field.name, column)
+        check_nested_nulls(field.name, column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _is_written_as_text(kind: pa.DataType) -> bool:
@@ -214,10 +219,11 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _decorate(batch: pa.RecordBatch, line_numbers: Any, columns: Columns) -> Parsed:
     """Add what the options ask for: key and time as columns of their own, numbers beside."""
     if columns.key is not None:
-        batch = batch.append_column(KEY, batch.column(columns.key))
+        batch = batch.append_column(KEY, key_column(batch.column(columns.key), columns.key))
     if columns.time is not None:
         column = batch.column(columns.time)
         times = column.cast(TIME) if pt.is_timestamp(column.type) else pa.array([time_of(value) for value in column.to_pylist()], TIME)
+        check_values("_time", times)
         batch = batch.append_column("_time", times)
     numbers = None
     if columns.number is not None:

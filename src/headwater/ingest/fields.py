@@ -7,6 +7,8 @@ import reprlib
 from datetime import UTC, datetime
 from typing import Any
 
+from headwater.model.keys import key_bytes
+
 
 def json_object(line: bytes) -> dict[str, Any]:
     """The object that a line is; ValueError if it is none."""
@@ -33,7 +35,7 @@ def key_of(value: Any, name: str) -> bytes | None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"the field {name!r} is {reprlib.repr(value)}: a routing key is text or a whole number")
-    return str(value).encode()
+    return key_bytes(value)
 
 
 def time_of(value: Any) -> datetime | None:
@@ -42,7 +44,10 @@ def time_of(value: Any) -> datetime | None:
         return None
     if isinstance(value, str):
         time = datetime.fromisoformat(value)
-        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        try:
+            return time.astimezone(UTC) if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        except OverflowError:
+            raise ValueError(f"{value!r} lies outside of the years 1 to 9999 of UTC") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{reprlib.repr(value)} is no time: it is ISO text, or seconds since 1970")
     try:

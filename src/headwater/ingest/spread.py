@@ -14,7 +14,7 @@ from headwater.ingest.formats import Dialect
 from headwater.ingest.pieces import Piece
 from headwater.ingest.reading import read_to_end
 from headwater.ingest.record import FileState
-from headwater.ingest.sources import SourceFile
+from headwater.ingest.sources import SourceFile, naming
 from headwater.ingest.streams import DeadLetters
 from headwater.ingest.target import Target
 
@@ -87,7 +87,10 @@ def write_piece(
 ) -> FileState:
     """Add a piece to a transaction; how far the file is stored when that is committed."""
     if piece.batch.num_rows:
-        tx.write_batch(stream, piece.batch)
+        try:
+            tx.write_batch(stream, piece.batch)
+        except hw.InvalidRequestError as error:
+            raise naming(file.path, error) from None
     for row in piece.bad:
         assert letters is not None, "bad rows are kept only for them"
         letters.write(tx, file, row)

@@ -11,6 +11,7 @@ import pyarrow.types as pt
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import time_of
 from headwater.model.columns import check_nested_nulls, check_values
+from headwater.model.keys import key_column
 from headwater.model.schemas import OPAQUE, TIME, is_opaque
 
 #: A date, or a date and a time with no zone behind it.
@@ -52,7 +53,7 @@ class Target:
         columns = [self._column(batch, field) for field in self.schema]
         names = list(self.schema.names)
         if self.key is not None:
-            columns.append(columns[names.index(self.key)])
+            columns.append(key_column(columns[names.index(self.key)], self.key))
         if self.time is not None:
             columns.append(event_times(columns[names.index(self.time)]))
         names += ["_key"] * (self.key is not None) + ["_time"] * (self.time is not None)
