@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import headwater as hw
-from headwater.ingest import Report, ingest, text
+from headwater.ingest import Report, avro, ingest, text
 
 NUMBERS = pa.schema([("v", pa.float64())])
 
@@ -191,4 +193,48 @@ def test_what_only_the_stream_refuses_is_said_with_the_name_of_the_file(
     monkeypatch.setattr(hw.Transaction, "write_batch", refuse)
     (tmp_path / "a.txt").write_text("x\n")
     with pytest.raises(hw.InvalidRequestError, match=r"a\.txt: no"):
+        ingest(store, tmp_path, "a/b")
+
+
+def write_avro(path: Path, kind: Any, *given: Any) -> None:
+    schema = {"type": "record", "name": "row", "fields": [{"name": "v", "type": kind}]}
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, [{"v": value} for value in given])
+
+
+UUID_TYPE = {"type": "string", "logicalType": "uuid"}
+SOME_UUID = uuid.UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (UUID_TYPE, SOME_UUID, str(SOME_UUID)),
+        ({"type": "array", "items": UUID_TYPE}, [SOME_UUID], [str(SOME_UUID)]),
+        ({"type": "map", "values": UUID_TYPE}, {"x": SOME_UUID}, [("x", str(SOME_UUID))]),
+        ({"type": "record", "name": "inner", "fields": [{"name": "u", "type": UUID_TYPE}]}, {"u": SOME_UUID}, {"u": str(SOME_UUID)}),
+    ],
+    ids=["plain", "array", "map", "record"],
+)
+def test_uuids_of_avro_become_text_wherever_they_are(store: hw.Store, tmp_path: Path, kind: Any, value: Any, stored: Any) -> None:
+    write_avro(tmp_path / "a.avro", kind, value)
+    ingest(store, tmp_path, "a/b")
+    assert values(store) == [{"v": stored}]
+
+
+def test_avro_that_no_column_can_hold_is_refused(store: hw.Store, tmp_path: Path) -> None:
+    store.create_stream("a/b", schema=pa.schema([("v", pa.decimal128(10, 2))]))
+    write_avro(tmp_path / "a.avro", {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}, Decimal("1.25"))
+    for stream in ("a/b", "a/new"):
+        with pytest.raises(hw.InvalidRequestError, match=r"a\.avro: v: a decimal of 50 digits can't be a column"):
+            ingest(store, tmp_path, stream)
+
+
+def test_rows_of_avro_that_arrow_does_not_take_are_named(store: hw.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*_: object) -> list[dict[str, Any]]:
+        return [{"v": 1}, {"v": object()}]
+
+    write_avro(tmp_path / "a.avro", "long", 1)
+    monkeypatch.setattr(avro, "_next_rows", rows)
+    with pytest.raises(hw.InvalidRequestError, match=r"a\.avro, rows 1 to 2: "):
         ingest(store, tmp_path, "a/b")

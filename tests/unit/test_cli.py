@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
@@ -395,3 +396,17 @@ def test_a_catalog_on_postgresql_is_given_by_option(run: Run, postgres_url: str)
     [store] = objects(run("describe", "--json", "--catalog", postgres_url))
     assert store["catalog"] == "postgresql" and store["catalog_bytes"] > 0
     assert objects(run("check", "--json", "--catalog", postgres_url))[0]["ok"]
+
+
+def test_tail_shows_times_as_read_does(run: Run, url: str) -> None:
+    kinds = (pa.timestamp("ns", "UTC"), pa.timestamp("ns"), pa.duration("ns"), pa.list_(pa.timestamp("ns")))
+    columns = {kind: pa.array([1_700_000_000_123_456_789]).cast(kind) for kind in kinds[:3]}
+    columns[kinds[3]] = pa.array([[1_700_000_000_123_456_789]], pa.list_(pa.int64())).cast(kinds[3])
+    with hw.open(url) as store:
+        for number, kind in enumerate(kinds):
+            stream = store.create_stream(f"a/s{number}", schema=pa.schema([("at", kind)]))
+            with stream.writer() as writer:
+                writer.write_batch(pa.record_batch({"at": columns[kind]}))
+    for number in range(len(kinds)):
+        assert run("tail", f"a/s{number}").stdout == run("read", f"a/s{number}").stdout
+    assert "2023-11-14T22:13:20.123456Z" in run("tail", "a/s0").stdout
