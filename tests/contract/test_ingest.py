@@ -148,6 +148,75 @@ def test_a_file_that_is_stored_in_part_may_neither_shrink_nor_grow(quick: hw.Sto
     assert stored(quick) == [*(f"0/{line}" for line in range(10)), "1/0", "1/1"]
 
 
+def test_a_file_that_is_stored_in_part_and_touched_is_still_the_same(quick: hw.Store, folder: Path) -> None:
+    progress, pause = end_after(12)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, events_per_transaction=6, progress=progress, pause=pause)
+    os.utime(folder / "1.txt", (1, 1))
+    progress, pause = end_after(6)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, events_per_transaction=6, progress=progress, pause=pause)
+    text = (folder / "1.txt").read_text()
+    (folder / "1.txt").write_text(text.replace("1/9", "x/9"))
+    with pytest.raises(hw.ConflictError, match="it has other bytes; 8 events of it are stored"):
+        ingest(quick, folder, STREAM)
+    (folder / "1.txt").write_text(text)
+    ingest(quick, folder, STREAM)
+    assert stored(quick) == expected(folder)
+
+
+def test_of_a_file_whose_bytes_are_not_known_no_more_is_said_than_is(quick: hw.Store, folder: Path) -> None:
+    progress, pause = end_after(2)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, events_per_transaction=2, progress=progress, pause=pause)
+    table, key = quick.table(f"{STREAM}.ingest.files"), str(folder / "0.txt")
+    entry = table.get(key)
+    assert entry is not None
+    table.put(key, json.dumps({**json.loads(entry.value), "fingerprint": None}).encode())  # as it was before
+    os.utime(folder / "0.txt", (1, 1))
+    with pytest.raises(hw.ConflictError, match="changed after it was ingested: it was written to; 2 events of it are stored"):
+        ingest(quick, folder, STREAM)
+
+
+def do_at_first(action: Callable[[], object], polls: int = 3) -> Callable[[float], None]:
+    """For `pause`: do something while the first file is stored; end a watch after so many looks."""
+    calls = looks = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal calls, looks
+        calls, looks = calls + 1, looks + (seconds > 0)
+        if calls == 1:
+            action()
+        if looks > polls:
+            raise Ended
+
+    return pause
+
+
+@pytest.fixture
+def many(folder: Path) -> Path:
+    """More files than are read ahead."""
+    for number in range(3, 10):
+        write(folder, number)
+    return folder
+
+
+def test_files_that_change_before_it_is_their_turn_are_left_alone_if_asked_for(quick: hw.Store, many: Path) -> None:
+    before = expected(many)
+    report = ingest(quick, many, STREAM, skip_changed=True, pause=do_at_first(lambda: write(many, 9, 11)))
+    assert (report.files, report.files_changed) == (9, 1) and stored(quick) == before[:90]
+
+
+def test_files_that_go_or_change_before_it_is_their_turn_do_not_end_a_watch(quick: hw.Store, many: Path) -> None:
+    def change() -> None:
+        (many / "8.txt").unlink()
+        write(many, 9, 11)
+
+    with pytest.raises(Ended):
+        ingest(quick, many, STREAM, watch=True, settle=0, pause=do_at_first(change))
+    assert stored(quick) == expected(many)
+
+
 def test_a_file_that_changes_while_it_is_read_is_not_stored(quick: hw.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_and_write(*args: Any, **options: Any) -> Iterator[Piece]:
         yield from read_file(*args, **options)

@@ -27,7 +27,12 @@ def read_to_end(
         ) from error
     except hw.InvalidRequestError as error:
         raise naming(file.path, error) from None
+    yield read_fingerprint(file, state)
+
+
+def read_fingerprint(file: SourceFile, state: FileState) -> str:
+    """What all bytes of a file are, if it was not changed since it was chosen; else ConflictError."""
     fingerprint = file.fingerprint()
     if file.stamp() != state.stamp:
-        raise changed(file, state, "while it was read")
-    yield fingerprint
+        raise changed(file, state._replace(fingerprint=None), "while it was read")
+    return fingerprint

@@ -1,6 +1,6 @@
 """What ingestion remembers in the store.
 
-Two things. A **table** has an entry for each file: its stamp, how far it is stored, and when it is done, the hash of its bytes. A
+Two things. A **table** has an entry for each file: its stamp, how far it is stored, and the hash of its bytes. A
 **synchronizer** holds one small record: the process that ingests now, and the transaction it writes. Every transaction commits its events,
 the entries of its files, and a conditional update of the record that names the *next* transaction. So the record always points at a
 transaction that is open as long as its holder lives; whoever moves the record makes every other commit fail; and nothing is ever looked up
@@ -22,7 +22,7 @@ _NO_STREAM = -1
 
 
 class FileState(NamedTuple):
-    """How far a file is stored. `position` is where to go on; None when it is done, and then `fingerprint` says what it was.
+    """How far a file is stored. `position` is where to go on; None when it is done. `fingerprint` says what it was.
 
     `stream` is the id of the stream that has its rows: one made anew under its name has none. Entries of before don't say it.
     """
