@@ -150,7 +150,7 @@ def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | No
     if columns.key_regex is not None:
         found = columns.key_regex.search(line)
         if found is None:
-            raise ValueError(f"{columns.key_regex.pattern.decode()!r} finds no key in it")
+            raise ValueError(f"{columns.key_regex.pattern.decode(errors='backslashreplace')!r} finds no key in it")
         return key_bytes(found[1] if found.re.groups else found[0])
     if columns.key is None:
         return None

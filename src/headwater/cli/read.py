@@ -34,7 +34,7 @@ _FORMAT_HELP = "value: the event alone, rows as JSON; json: with its segment, nu
 @click.argument("name")
 @click.option("--start", type=parse_place, metavar=PLACE, help="Where to begin; the head if not given.")
 @click.option("--end", type=parse_place, metavar=PLACE, help="Where to stop; the tail as of now if not given.")
-@click.option("--limit", "-n", type=click.IntRange(min=0), help="At most so many events (or bytes of a byte stream).")
+@click.option("--limit", "-n", type=click.IntRange(0, sys.maxsize), help="At most so many events (or bytes of a byte stream).")
 @click.option("--format", "form", type=_FORMATS, help=_FORMAT_HELP)
 @with_store
 def read_command(
