@@ -238,3 +238,11 @@ def test_rows_of_avro_that_arrow_does_not_take_are_named(store: hw.Store, tmp_pa
     monkeypatch.setattr(avro, "_next_rows", rows)
     with pytest.raises(hw.InvalidRequestError, match=r"a\.avro, rows 1 to 2: "):
         ingest(store, tmp_path, "a/b")
+
+
+def test_names_that_are_no_text_are_names_of_no_column(store: hw.Store, tmp_path: Path) -> None:
+    put_aside(store, tmp_path / "a.jsonl", b'{"v": 1}\n{"\\ud800": 1}\n', schema=NUMBERS)
+    assert values(store) == [{"v": 1}] and len(letters(store)) == 1
+    for option in ("key", "time"):
+        with pytest.raises(hw.InvalidRequestError, match="the stream has no column"):
+            ingest(store, tmp_path, "a/b", name="again", **{option: "\udcff"})  # type: ignore[arg-type]

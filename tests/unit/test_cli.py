@@ -450,6 +450,11 @@ def test_a_schema_in_a_file_that_is_none_is_refused(run: Run, tmp_path: Path, te
     assert "--schema" in run("create", "a/b", "--schema", str(tmp_path / "schema.json"), code=2).stderr
 
 
+@pytest.mark.parametrize("text", ["n:decimal(99999999999999999999,2)", "n:" + "list[" * 5000 + "int64" + "]" * 5000])
+def test_types_beyond_all_use_are_refused(run: Run, text: str) -> None:
+    assert "--schema" in run("create", "a/b", "--schema", text, code=2).stderr
+
+
 def test_a_schema_may_be_longer_than_the_name_of_a_file(run: Run) -> None:
     run("create", "a/b", "--schema", ",".join(f"column{number}:int64" for number in range(100)))
 
@@ -459,6 +464,9 @@ def test_bytes_that_are_no_text_are_refused_or_taken_as_they_are(run: Run) -> No
     assert "--schema" in run("create", "a/c", "--schema", "\udcff:int64", code=2).stderr
     assert "can't name a label" in run("list", "--label", "\udcff", code=1).stderr
     assert "can't name a scope" in run("list", "--scope", "\udcff", code=1).stderr
+    run("create", "a/rows", "--schema", "n:int64")
+    assert "has no column" in run("write", "a/rows", "--key", "\udcff", input="{}", code=1).stderr
+    assert "no column is called" in run("write", "a/rows", input='{"\\ud800": 1}', code=1).stderr
     run("write", "a/b", "--key-regex", "\udcff.", input=b"x\xffy\n")
     assert json.loads(run("read", "a/b", "--json").stdout)["key_base64"] == base64.b64encode(b"\xffy").decode()
     assert "finds no key" in run("write", "a/b", "--key-regex", "\udcff", input=b"x\n", code=1).stderr

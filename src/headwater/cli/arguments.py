@@ -128,6 +128,6 @@ def parse_type(text: str) -> pa.DataType:
             unit, _, zone = (part.strip() for part in inner.partition(","))
             return pa.timestamp(unit, tz=zone.removeprefix("tz=") or None)
         return pa.type_for_alias(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         examples = "int64, double, string, binary, bool, timestamp, date32, decimal(10,2), list[int64], struct[a:int64], map[string,double]"
         raise click.BadParameter(f"{text!r} is no type; types are like {examples}", param_hint="--schema") from error

@@ -95,7 +95,7 @@ def parser_for(schema: pa.Schema, columns: Columns) -> Parser:
     if is_opaque(schema):
         return (lambda lines, first: _look_inside(lines, first, columns)) if columns.looks_inside else _as_they_are
     for field in (columns.key, columns.time, columns.number):
-        if field is not None and schema.get_field_index(field) < 0:
+        if field is not None and field not in schema.names:
             raise InvalidRequestError(f"the stream has no column {field!r}; it has {', '.join(schema.names)}")
     if columns.key_regex is not None:
         raise InvalidRequestError("--key-regex is for streams without a schema: use --key")
@@ -250,7 +250,7 @@ def _explain(line: bytes, schema: pa.Schema, reason: str) -> str:
     except ValueError as error:
         return str(error)
     shown = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    if extra := [name for name in fields if schema.get_field_index(name) < 0]:
+    if extra := [name for name in fields if name not in schema.names]:
         return f"no column is called {', '.join(map(repr, extra))}; the stream has {shown}"
     if missing := [field.name for field in schema if not field.nullable and fields.get(field.name) is None]:
         return f"the column {missing[0]!r} is missing or null, and is never null"

@@ -66,7 +66,7 @@ class JsonLines:
         if b"\n" in data.strip():
             return reason
         fields = json_object(data)
-        if extra := [name for name in fields if self.target.schema.get_field_index(name) < 0]:
+        if extra := [name for name in fields if name not in self.target.schema.names]:
             return f"no column is called {', '.join(map(repr, extra))}; the stream has {self.target.shown()}"
         return f"{reason}; the stream has {self.target.shown()}"
 
