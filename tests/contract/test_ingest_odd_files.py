@@ -16,6 +16,7 @@ import pytest
 
 import headwater as hw
 from headwater.ingest import Report, avro, ingest, text
+from headwater.model.limits import NESTED_TYPES
 
 NUMBERS = pa.schema([("v", pa.float64())])
 
@@ -74,6 +75,16 @@ def test_a_value_nested_deeply_is_a_bad_row_and_no_schema(store: hw.Store, tmp_p
     ingest(store, tmp_path / "a.jsonl", "a/opaque", key="v", bad_rows="a/dead")
     assert values(store) == [{"v": 1}] and values(store, "a/opaque") == [b'{"v": 1}']
     assert [place for place, _ in letters(store)] == ["line 2", "line 2"]
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"v": ', "}")])
+def test_values_nested_as_deeply_as_may_be_are_stored_and_tiered(store: hw.Store, tmp_path: Path, opening: str, closing: str) -> None:
+    line = '{"v": ' + opening * NESTED_TYPES + "1" + closing * NESTED_TYPES + "}"
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    ingest(store, tmp_path, "a/b")
+    store.stream("a/b").seal()
+    assert store.run_upkeep().events_tiered
+    assert values(store) == [json.loads(line)]
 
 
 def test_brackets_in_a_text_are_no_levels(store: hw.Store, tmp_path: Path) -> None:

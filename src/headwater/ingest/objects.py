@@ -12,9 +12,10 @@ import numpy as np
 
 from headwater.ingest.fields import json_object
 from headwater.ingest.text import line_ends
+from headwater.model.limits import NESTED_TYPES
 
-#: Parquet and Arrow's messages have limits of their own, not far above.
-_LEVELS = 32
+#: The object of a line is one, each column's type has the others.
+_LEVELS = 1 + NESTED_TYPES
 _OPEN, _CLOSE, _RETURN, _FEED = b"{"[0], b"}"[0], b"\r"[0], b"\n"[0]
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _STEPS = {b"{"[0]: 1, b"["[0]: 1, b"}"[0]: -1, b"]"[0]: -1}
