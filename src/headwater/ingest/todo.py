@@ -58,7 +58,7 @@ class Todo:
         return chosen
 
     def is_as_chosen(self, file: SourceFile, state: FileState) -> bool:
-        """Whether a file is still what was chosen, now that it is its turn. If not, a watch looks at it again, and others leave it alone."""
+        """Whether a file is still what was chosen, now that it is its turn. If not, a watch looks at it again, others leave it alone."""
         try:
             stamp = file.stamp()
         except hw.UnavailableError:
