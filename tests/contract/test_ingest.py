@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import uuid
@@ -145,6 +146,75 @@ def test_a_file_that_is_stored_in_part_may_neither_shrink_nor_grow(quick: hw.Sto
     with pytest.raises(hw.ConflictError, match=r"1\.txt changed after .* 2 events of it are stored"):
         ingest(quick, folder, STREAM, events_per_transaction=6)
     assert stored(quick) == [*(f"0/{line}" for line in range(10)), "1/0", "1/1"]
+
+
+def test_a_file_that_is_stored_in_part_and_touched_is_still_the_same(quick: hw.Store, folder: Path) -> None:
+    progress, pause = end_after(12)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, events_per_transaction=6, progress=progress, pause=pause)
+    os.utime(folder / "1.txt", (1, 1))
+    progress, pause = end_after(6)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, events_per_transaction=6, progress=progress, pause=pause)
+    text = (folder / "1.txt").read_text()
+    (folder / "1.txt").write_text(text.replace("1/9", "x/9"))
+    with pytest.raises(hw.ConflictError, match="it has other bytes; 8 events of it are stored"):
+        ingest(quick, folder, STREAM)
+    (folder / "1.txt").write_text(text)
+    ingest(quick, folder, STREAM)
+    assert stored(quick) == expected(folder)
+
+
+def test_of_a_file_whose_bytes_are_not_known_no_more_is_said_than_is(quick: hw.Store, folder: Path) -> None:
+    progress, pause = end_after(2)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, events_per_transaction=2, progress=progress, pause=pause)
+    table, key = quick.table(f"{STREAM}.ingest.files"), str(folder / "0.txt")
+    entry = table.get(key)
+    assert entry is not None
+    table.put(key, json.dumps({**json.loads(entry.value), "fingerprint": None}).encode())  # as it was before
+    os.utime(folder / "0.txt", (1, 1))
+    with pytest.raises(hw.ConflictError, match="changed after it was ingested: it was written to; 2 events of it are stored"):
+        ingest(quick, folder, STREAM)
+
+
+def do_at_first(action: Callable[[], object], polls: int = 3) -> Callable[[float], None]:
+    """For `pause`: do something while the first file is stored; end a watch after so many looks."""
+    calls = looks = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal calls, looks
+        calls, looks = calls + 1, looks + (seconds > 0)
+        if calls == 1:
+            action()
+        if looks > polls:
+            raise Ended
+
+    return pause
+
+
+@pytest.fixture
+def many(folder: Path) -> Path:
+    """More files than are read ahead."""
+    for number in range(3, 10):
+        write(folder, number)
+    return folder
+
+
+def test_files_that_change_before_it_is_their_turn_are_left_alone_if_asked_for(quick: hw.Store, many: Path) -> None:
+    before = expected(many)
+    report = ingest(quick, many, STREAM, skip_changed=True, pause=do_at_first(lambda: write(many, 9, 11)))
+    assert (report.files, report.files_changed) == (9, 1) and stored(quick) == before[:90]
+
+
+def test_files_that_go_or_change_before_it_is_their_turn_do_not_end_a_watch(quick: hw.Store, many: Path) -> None:
+    def change() -> None:
+        (many / "8.txt").unlink()
+        write(many, 9, 11)
+
+    with pytest.raises(Ended):
+        ingest(quick, many, STREAM, watch=True, settle=0, pause=do_at_first(change))
+    assert stored(quick) == expected(many)
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_stored(quick: hw.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +398,65 @@ def test_what_is_remembered_stays_small(store: hw.Store, tmp_path: Path, monkeyp
     assert len(list(store.revisioned("a/lines.ingest").read())) < 15, "the record's history is compacted"
     files = dict(store.table("a/lines.ingest.files").items())
     assert len(files) == 35 and max(len(entry.value) for entry in files.values()) < 250
+
+
+def test_a_stream_that_was_deleted_takes_its_book_along(store: hw.Store, folder: Path) -> None:
+    ingest(store, folder, STREAM)
+    store.delete_stream(STREAM, seal=True)
+    assert ingest(store, folder, STREAM).events == 30 and stored(store) == expected(folder)
+    store.delete_stream(STREAM, seal=True)
+    store.create_stream(STREAM)
+    assert ingest(store, folder, STREAM, events_per_transaction=7).events == 30 and stored(store) == expected(folder)
+    assert ingest(store, folder, STREAM).files_before == 3
+
+
+def test_a_stream_that_is_made_anew_during_a_watch_gets_all_files(quick: hw.Store, folder: Path) -> None:
+    polls = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal polls
+        polls += seconds > 0
+        if seconds and polls == 1:
+            quick.delete_stream(STREAM, seal=True)
+        elif polls > 2:
+            raise Ended
+
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, watch=True, settle=0, pause=pause)
+    assert stored(quick) == expected(folder)
+
+
+def make_old(store: hw.Store, name: str, old_name: str) -> None:
+    """Entries as they were before they named their stream."""
+    for key, entry in list(store.table(name).items()):
+        fields = json.loads(entry.value)
+        del fields["stream"]
+        store.table(old_name).put(key, json.dumps(fields).encode())
+
+
+def test_a_book_that_does_not_name_its_stream_is_read_as_long_as_there_is_one(quick: hw.Store, folder: Path) -> None:
+    ingest(quick, folder, STREAM)
+    make_old(quick, f"{STREAM}.ingest.files", f"{STREAM}.ingest.files")
+    assert ingest(quick, folder, STREAM).files_before == 3
+    quick.delete_stream(STREAM, seal=True)
+    progress, pause = end_after(10)
+    with pytest.raises(Ended):
+        ingest(quick, folder, STREAM, progress=progress, pause=pause)
+    assert ingest(quick, folder, STREAM).events == 20 and stored(quick) == expected(folder)
+
+
+def test_names_with_dots_have_books_of_their_own(quick: hw.Store, folder: Path) -> None:
+    assert [ingest(quick, folder, stream, name=name).events for stream, name in (("a/p.q", "r"), ("a/p", "q.r"))] == [30, 30]
+    assert [ingest(quick, folder, stream, name=name).events for stream, name in (("a/p.q", "r"), ("a/p", "q.r"))] == [0, 0]
+
+
+def test_a_book_under_a_name_with_dots_is_found_where_it_was_before(quick: hw.Store, folder: Path) -> None:
+    ingest(quick, folder, STREAM)
+    make_old(quick, f"{STREAM}.ingest.files", f"{STREAM}.x.y.files")
+    write(folder, 3)
+    assert ingest(quick, folder, STREAM, name="x.y").files_before == 3
+    assert ingest(quick, folder, STREAM, name="x.y").files_before == 4
+    assert len(list(quick.table(f"{STREAM}.x.y.files").items())) == 3, "it is left as it is"
 
 
 def test_names_as_long_as_can_be_and_files_whose_names_are_no_text(quick: hw.Store, tmp_path: Path) -> None:

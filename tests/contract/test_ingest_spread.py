@@ -47,6 +47,12 @@ def test_files_are_stored_in_their_order_whoever_reads_them_first(store: hw.Stor
     assert ingest(store, folder, STREAM).files_before == 5, "it is the same book, however it is kept"
 
 
+def test_empty_files_are_stored_too_also_as_the_first(store: hw.Store, folder: Path) -> None:
+    (folder / "0.jsonl").write_bytes(b"")
+    assert ingest(store, folder, STREAM, spread=backwards).files == 5
+    assert rows(store) == [row for row in ALL if row[0]]
+
+
 def test_attempts_that_do_not_count_leave_nothing_behind(store: hw.Store, folder: Path) -> None:
     def twice(stage: Stage, tasks: Sequence[FileTask]) -> list[StagedFile]:
         for task in tasks:

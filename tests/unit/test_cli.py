@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
@@ -395,3 +396,77 @@ def test_a_catalog_on_postgresql_is_given_by_option(run: Run, postgres_url: str)
     [store] = objects(run("describe", "--json", "--catalog", postgres_url))
     assert store["catalog"] == "postgresql" and store["catalog_bytes"] > 0
     assert objects(run("check", "--json", "--catalog", postgres_url))[0]["ok"]
+
+
+def test_tail_shows_times_as_read_does(run: Run, url: str) -> None:
+    kinds = (pa.timestamp("ns", "UTC"), pa.timestamp("ns"), pa.duration("ns"), pa.list_(pa.timestamp("ns")))
+    columns = {kind: pa.array([1_700_000_000_123_456_789]).cast(kind) for kind in kinds[:3]}
+    columns[kinds[3]] = pa.array([[1_700_000_000_123_456_789]], pa.list_(pa.int64())).cast(kinds[3])
+    with hw.open(url) as store:
+        for number, kind in enumerate(kinds):
+            stream = store.create_stream(f"a/s{number}", schema=pa.schema([("at", kind)]))
+            with stream.writer() as writer:
+                writer.write_batch(pa.record_batch({"at": columns[kind]}))
+    for number in range(len(kinds)):
+        assert run("tail", f"a/s{number}").stdout == run("read", f"a/s{number}").stdout
+    assert "2023-11-14T22:13:20.123456Z" in run("tail", "a/s0").stdout
+
+
+NUMBERS = [
+    ("scaling", "a/b", "--hours"),
+    ("create", "a/c", "--keep-days"),
+    ("upkeep", "--every"),
+    ("bench", "--seconds"),
+    ("demo", "--rate"),
+]
+NUMBERS += [("ingest", "x.csv", "--stream", "a/b", option) for option in ("--settle", "--lease")]
+
+
+@pytest.mark.parametrize("arguments", NUMBERS, ids=lambda arguments: f"{arguments[0]} {arguments[-1]}")
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e300", "-1"])
+def test_numbers_that_are_none_or_beyond_all_use_are_refused(run: Run, arguments: tuple[str, ...], number: str) -> None:
+    run("create", "a/b")
+    assert "Invalid value for" in run(*arguments, number, code=2).stderr
+
+
+def test_a_stream_may_be_kept_for_longer_than_anybody_will_look(run: Run) -> None:
+    run("create", "a/b", "--keep-days", "1e8")
+    assert "problem" not in run("upkeep", "--once").output
+
+
+def test_a_limit_is_what_can_be_counted(run: Run) -> None:
+    run("create", "a/b")
+    assert "Invalid value for" in run("read", "a/b", "--limit", "9" * 20, code=2).stderr
+    run("read", "a/b", "--limit", str(2**63 - 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[{"name": 1, "type": 2}]', '[{"name": "a", "type": 2}]', "[" * 100_000, '{"a": "' + "list[" * 5000 + "int64" + "]" * 5000 + '"}'],
+    ids=["numbers", "a type that is a number", "deep", "a deep type"],
+)
+def test_a_schema_in_a_file_that_is_none_is_refused(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "schema.json").write_text(text)
+    assert "--schema" in run("create", "a/b", "--schema", str(tmp_path / "schema.json"), code=2).stderr
+
+
+@pytest.mark.parametrize("text", ["n:decimal(99999999999999999999,2)", "n:" + "list[" * 5000 + "int64" + "]" * 5000])
+def test_types_beyond_all_use_are_refused(run: Run, text: str) -> None:
+    assert "--schema" in run("create", "a/b", "--schema", text, code=2).stderr
+
+
+def test_a_schema_may_be_longer_than_the_name_of_a_file(run: Run) -> None:
+    run("create", "a/b", "--schema", ",".join(f"column{number}:int64" for number in range(100)))
+
+
+def test_bytes_that_are_no_text_are_refused_or_taken_as_they_are(run: Run) -> None:
+    run("create", "a/b")
+    assert "--schema" in run("create", "a/c", "--schema", "\udcff:int64", code=2).stderr
+    assert "can't name a label" in run("list", "--label", "\udcff", code=1).stderr
+    assert "can't name a scope" in run("list", "--scope", "\udcff", code=1).stderr
+    run("create", "a/rows", "--schema", "n:int64")
+    assert "has no column" in run("write", "a/rows", "--key", "\udcff", input="{}", code=1).stderr
+    assert "no column is called" in run("write", "a/rows", input='{"\\ud800": 1}', code=1).stderr
+    run("write", "a/b", "--key-regex", "\udcff.", input=b"x\xffy\n")
+    assert json.loads(run("read", "a/b", "--json").stdout)["key_base64"] == base64.b64encode(b"\xffy").decode()
+    assert "finds no key" in run("write", "a/b", "--key-regex", "\udcff", input=b"x\n", code=1).stderr

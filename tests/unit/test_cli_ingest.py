@@ -180,3 +180,23 @@ def test_a_second_one_ends_with_a_line_or_stands_by(url: Path, folder: Path) -> 
             first.kill()
             assert json.loads(second.stdout.readline().splitlines()[-1])["files_before"] == 3
             assert second.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_pattern_that_finds_a_pipe_is_refused(url: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p.csv")
+    assert "is no file that can be read again" in run(url, tmp_path / "*.csv", "--stream", "a/b", code=1).stderr
+
+
+def test_a_link_to_nothing_is_said_to_be_unreadable(url: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.csv").symlink_to(tmp_path / "nowhere")
+    assert "p.csv can't be read" in run(url, tmp_path / "*.csv", "--stream", "a/b", code=1).stderr
+
+
+def test_it_fails_when_nobody_reads_its_answers(url: Path, folder: Path) -> None:
+    with started(url, folder, "--stream", "a/b", "--json") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert "nobody reads its output any more" in process.stderr.read()
+        assert process.wait(PATIENCE_SECONDS) == 1
+    run(url, folder, "--stream", "a/b")
+    assert count(url) == 60

@@ -124,6 +124,19 @@ def test_upkeep_goes_on_until_ctrl_c(url: str) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
+def test_a_bench_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+    url = str(tmp_path / "store")
+    with started("bench", "--seconds", "0.3", "-s", url) as process:
+        assert process.stderr is not None
+        assert b"ack of one event" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 1
+        assert process.stderr.read().endswith(b"headwater: interrupted\n")
+    with hw.open(url, create=False) as store:
+        assert store.streams() == []
+
+
 def test_a_wrong_command_line_ends_with_2() -> None:
     done = run("read", "a/b", "--start", "never")
     assert done.returncode == 2 and done.stdout == b"" and done.stderr.startswith(b"headwater: ") and done.stderr.count(b"\n") == 1

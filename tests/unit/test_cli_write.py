@@ -108,6 +108,15 @@ def test_rows_come_from_json_lines(url: Path) -> None:
         ("a/lines", ["--key-regex", "x"], '{"u": 1}', "line 3: 'x' finds no key in it"),
         ("a/rows", [], "nonsense", "line 3: not JSON"),
         ("a/rows", [], '{"user": "x"}{"user": "y"}', "line 3: not JSON"),
+        ("a/rows", [], "null", "line 3: not a JSON object but NoneType"),
+        ("a/rows", ["--key", "user"], '{"user": "%s"}' % ("x" * 70_000), "line 3: column 'user' has a routing key of 70,000 bytes"),
+        ("a/lines", ["--key", "u"], '{"u": "%s"}' % ("x" * 70_000), "line 3: this routing key has 70,000 bytes"),
+        ("a/lines", ["--key-regex", "x+"], "x" * 70_000, "line 3: this routing key has 70,000 bytes"),
+        ("a/lines", ["--time", "at"], '{"at": "9999-12-31T23:59:59-23:00"}', "line 3: '9999-12-31T23:59:59-23:00' lies outside"),
+        ("a/rows", [], '{"user": "x", "at": "9999-12-31T23:59:59-23:00"}', "line 3: column 'at' has a value that can't be stored"),
+        ("a/rows", [], b'{"user": "\xff"}', "line 3: not JSON"),
+        ("a/rows", [], '{"user": ' + "[" * 100_000, "line 3: JSON that is nested too deeply"),
+        ("a/lines", ["--key", "u"], "[" * 100_000, "line 3: JSON that is nested too deeply"),
         ("a/rows", [], '{"user": "x", "extra": 1}', "line 3: no column is called 'extra'"),
         ("a/rows", [], '{"n": 1}', "line 3: the column 'user' is missing or null"),
         ("a/rows", [], '{"user": null}', "line 3: the column 'user' is missing or null"),
@@ -117,13 +126,19 @@ def test_rows_come_from_json_lines(url: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_event_ends_it_and_those_before_are_stored(
-    url: Path, stream: str, arguments: list[str], line: str, said: str
+    url: Path, stream: str, arguments: list[str], line: str | bytes, said: str
 ) -> None:
     good = '{"u": "x", "at": 1, "n": %d}' if stream == "a/lines" else '{"user": "x", "n": %d}'
-    result = write(url, stream, "\n".join([good % 1, good % 2, line, good % 3]) + "\n", *arguments, code=1)
+    text = line if isinstance(line, bytes) else line.encode()
+    lines = [(good % 1).encode(), (good % 2).encode(), text, (good % 3).encode()]
+    result = write(url, stream, b"\n".join(lines) + b"\n", *arguments, code=1)
     assert said in result.stderr and "events stored before it: 2" in result.stderr
     assert result.stderr.count("\n") == 1
     assert len(values(url, stream)) == 2
+
+
+def test_an_input_that_is_null_is_no_event(url: Path) -> None:
+    assert "line 1: not a JSON object" in write(url, "a/rows", "null\n", code=1).stderr
 
 
 def test_a_field_that_is_no_column_is_refused_at_once(url: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -16,6 +19,19 @@ _PARAMETRIC = re.compile(r"(\w+)\[(.*)\]|decimal(?:128)?\((\d+),(-?\d+)\)")
 
 
 PLACE = "head|tail|CUT|TIME"
+
+
+class Number(click.FloatRange):
+    """A number within bounds. Click's own takes nan, which is never outside of any."""
+
+    def __init__(self, min: float, max: float, *, min_open: bool = False) -> None:
+        super().__init__(min, max, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
 
 
 def parse_place(text: str) -> hw.Cut | datetime | str:
@@ -37,23 +53,32 @@ def parse_time(text: str) -> datetime:
 
 def parse_schema(text: str) -> pa.Schema:
     """A schema from 'a:int64,b:string!' (! means: never null), or from a JSON file with the same as an object or a list of fields."""
-    path = Path(text)
-    if text.endswith(".json") or path.is_file():
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise click.BadParameter(f"{text} can't be read: {error.strerror}", param_hint="--schema") from error
-        except ValueError as error:
-            raise click.BadParameter(f"{text} is not JSON: {error}", param_hint="--schema") from error
-        return pa.schema(_json_fields(fields))
-    return pa.schema([_field(name.strip(), kind.strip()) for name, kind in map(_split_field, _split(text))])
+    try:
+        if text.endswith(".json") or os.path.isfile(text):
+            return pa.schema(_json_fields(_read_json(text)))
+        return pa.schema([_field(name.strip(), kind.strip()) for name, kind in map(_split_field, _split(text))])
+    except RecursionError:
+        raise click.BadParameter("its types are nested too deeply", param_hint="--schema") from None
+    except UnicodeEncodeError as error:
+        raise click.BadParameter(f"it is no text in UTF-8: {error}", param_hint="--schema") from error
+
+
+def _read_json(path: str) -> object:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.BadParameter(f"{path} can't be read: {error.strerror}", param_hint="--schema") from error
+    except ValueError as error:
+        raise click.BadParameter(f"{path} is not JSON: {error}", param_hint="--schema") from error
 
 
 def _json_fields(fields: object) -> list[pa.Field]:
     """{"a": "int64"} or [{"name": "a", "type": "int64", "nullable": false}]."""
     if isinstance(fields, dict):
         return [_field(str(name), str(kind)) for name, kind in fields.items()]
-    if isinstance(fields, list) and all(isinstance(field, dict) and {"name", "type"} <= field.keys() for field in fields):
+    if isinstance(fields, list) and all(
+        isinstance(field, dict) and all(isinstance(field.get(word), str) for word in ("name", "type")) for field in fields
+    ):
         return [_field(field["name"], field["type"] + ("" if field.get("nullable", True) else "!")) for field in fields]
     raise click.BadParameter(
         'a schema in JSON is {"column": "type"} or [{"name": ..., "type": ..., "nullable": ...}]', param_hint="--schema"
@@ -103,6 +128,6 @@ def parse_type(text: str) -> pa.DataType:
             unit, _, zone = (part.strip() for part in inner.partition(","))
             return pa.timestamp(unit, tz=zone.removeprefix("tz=") or None)
         return pa.type_for_alias(text)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         examples = "int64, double, string, binary, bool, timestamp, date32, decimal(10,2), list[int64], struct[a:int64], map[string,double]"
         raise click.BadParameter(f"{text!r} is no type; types are like {examples}", param_hint="--schema") from error

@@ -16,6 +16,8 @@ import pyarrow as pa
 
 import headwater as hw
 from headwater.cli.app import Target, with_store
+from headwater.cli.arguments import Number
+from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, table
 
 _EVENT_BYTES = 100
@@ -33,10 +35,11 @@ class Figure(NamedTuple):
 
 
 @click.command("bench")
-@click.option("--seconds", type=click.FloatRange(min=0.1, max=600), default=2.0, show_default=True, help="For each figure.")
+@click.option("--seconds", type=Number(0.1, 600), default=2.0, show_default=True, help="For each figure.")
 @with_store
 def bench_command(target: Target, seconds: float) -> None:
     """Measure a store: acks, writing, reading, the tail and transactions. It writes to a stream of its own, and deletes that at the end."""
+    interrupts.wait_for_place()
     with target.open(create=True, upkeep=False) as store:
         name = f"bench/run-{uuid.uuid4().hex[:12]}"
         stream = store.create_stream(name)
@@ -77,10 +80,17 @@ def _figures(store: hw.Store, stream: hw.Stream, seconds: float) -> Iterator[Fig
     yield Figure("transactions of one event", 1000 / statistics.median(commits), "commits/s")
 
 
+def _may_end() -> None:
+    """Where Ctrl-C does no harm; what was measured is deleted then too."""
+    with interrupts.place():
+        pass
+
+
 def _times_ms(call: Callable[[], object], seconds: float) -> list[float]:
     found: list[float] = []
     deadline = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < deadline or not found:
+        _may_end()
         call()
         found.append((time.perf_counter() - begun) * 1000)
     return found
@@ -91,6 +101,7 @@ def _events_per_second(writer: hw.Writer, seconds: float) -> float:
     begun = time.perf_counter()
     count = 0
     while time.perf_counter() < begun + seconds:
+        _may_end()
         for key in keys:
             writer.write(value, key)
         count += len(keys)
@@ -103,6 +114,7 @@ def _batches_mb(writer: hw.Writer, seconds: float) -> float:
     begun = time.perf_counter()
     count = 0
     while time.perf_counter() < begun + seconds:
+        _may_end()
         writer.write_batch(batch)
         count += batch.num_rows
     writer.flush()
@@ -143,8 +155,10 @@ def _read_events(stream: hw.Stream, seconds: float) -> float:
     count = 0
     for event in stream.read():
         count += len(event.value) > 0
-        if not count % 1000 and time.perf_counter() > begun + seconds:
-            break
+        if not count % 1000:
+            _may_end()
+            if time.perf_counter() > begun + seconds:
+                break
     return count / (time.perf_counter() - begun)
 
 

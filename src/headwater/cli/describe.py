@@ -13,6 +13,7 @@ from headwater.check import SegmentContents, StoreContents, StreamContents, list
 from headwater.cli.app import Target, with_store
 from headwater.cli.coordinate import around_store, around_stream, show_around_store, show_around_stream
 from headwater.cli.output import console, emit, key_bar, size, table, time_text
+from headwater.model.names import parse_word
 
 _SHOWN_SEGMENTS = 64
 _SHOWN_WRITERS = 100
@@ -24,6 +25,9 @@ _SHOWN_WRITERS = 100
 @with_store
 def list_command(target: Target, scope: str | None, label: str | None) -> None:
     """List the streams of a store."""
+    for word, what in ((scope, "scope"), (label, "label")):
+        if word is not None:
+            parse_word(word, what)
     with target.open() as store:
         found = list_contents(store, scope, label)
     if target.json:

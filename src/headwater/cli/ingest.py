@@ -15,7 +15,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from headwater.cli.app import Target, with_store
-from headwater.cli.arguments import parse_schema
+from headwater.cli.arguments import Number, parse_schema
 from headwater.cli.engines import spark_spread
 from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, size
@@ -47,7 +47,7 @@ from headwater.ingest.sources import FORMATS
 @click.option("--watch", is_flag=True, help="Go on with files that arrive, until Ctrl-C.")
 @click.option(
     "--settle",
-    type=click.FloatRange(min=0),
+    type=Number(0, 86400),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -57,7 +57,7 @@ from headwater.ingest.sources import FORMATS
 @click.option("--take-over", is_flag=True, help="Take over at once, whoever ingests now: that one will stop.")
 @click.option(
     "--lease",
-    type=click.FloatRange(min=1, max=86400),
+    type=Number(1, 86400),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
@@ -116,6 +116,8 @@ def ingest_command(
             if options["watch"]:
                 return
             raise
+        except BrokenPipeError:
+            raise click.ClickException(f"nobody reads its output any more: it ended after {now.files_done:,} files") from None
     _report(target, report)
 
 

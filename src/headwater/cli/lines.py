@@ -6,6 +6,7 @@ What can be done by Arrow for many lines at once is; only to say which line is w
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -19,6 +20,9 @@ import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import get_field, json_object, key_of, time_of
+from headwater.ingest.objects import count_objects
+from headwater.model.columns import check_nested_nulls, check_values
+from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import TIME, is_opaque
 
@@ -91,7 +95,7 @@ def parser_for(schema: pa.Schema, columns: Columns) -> Parser:
     if is_opaque(schema):
         return (lambda lines, first: _look_inside(lines, first, columns)) if columns.looks_inside else _as_they_are
     for field in (columns.key, columns.time, columns.number):
-        if field is not None and schema.get_field_index(field) < 0:
+        if field is not None and field not in schema.names:
             raise InvalidRequestError(f"the stream has no column {field!r}; it has {', '.join(schema.names)}")
     if columns.key_regex is not None:
         raise InvalidRequestError("--key-regex is for streams without a schema: use --key")
@@ -146,8 +150,8 @@ def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | No
     if columns.key_regex is not None:
         found = columns.key_regex.search(line)
         if found is None:
-            raise ValueError(f"{columns.key_regex.pattern.decode()!r} finds no key in it")
-        return found[1] if found.re.groups else found[0]
+            raise ValueError(f"{columns.key_regex.pattern.decode(errors='backslashreplace')!r} finds no key in it")
+        return key_bytes(found[1] if found.re.groups else found[0])
     if columns.key is None:
         return None
     return key_of(get_field(fields, columns.key), columns.key)
@@ -155,7 +159,7 @@ def _key_of(line: bytes, fields: dict[str, Any], columns: Columns) -> bytes | No
 
 def _number_of(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
-        raise ValueError(f"{value!r} is no source number: it is a whole number from 1 to 2**62")
+        raise ValueError(f"{reprlib.repr(value)} is no source number: it is a whole number from 1 to 2**62")
     return value
 
 
@@ -179,6 +183,7 @@ def _rows(lines: Lines, first: int, schema: pa.Schema, columns: Columns) -> Pars
 
 def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     data = b"\n".join(texts.to_pylist())
+    count_objects(data)
     # Arrow reads times of day and dates from JSON as numbers only; as text they are cast.
     written = pa.schema([field.with_type(pa.string()) if _is_written_as_text(field.type) else field for field in schema])
     table = pyarrow.json.read_json(
@@ -192,8 +197,11 @@ def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         if not field.nullable and batch.column(field.name).null_count:
             raise ValueError(f"the column {field.name!r} is never null")
-    columns = [batch.column(field.name) for field in schema]
-    return pa.RecordBatch.from_arrays([_cast(*pair) for pair in zip(columns, schema.types, strict=True)], schema=schema)
+    columns = [_cast(batch.column(field.name), field.type) for field in schema]
+    for field, column in zip(schema, columns, strict=True):
+        check_values(field.name, column)
+        check_nested_nulls(field.name, column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _is_written_as_text(kind: pa.DataType) -> bool:
@@ -211,10 +219,11 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _decorate(batch: pa.RecordBatch, line_numbers: Any, columns: Columns) -> Parsed:
     """Add what the options ask for: key and time as columns of their own, numbers beside."""
     if columns.key is not None:
-        batch = batch.append_column(KEY, batch.column(columns.key))
+        batch = batch.append_column(KEY, key_column(batch.column(columns.key), columns.key))
     if columns.time is not None:
         column = batch.column(columns.time)
         times = column.cast(TIME) if pt.is_timestamp(column.type) else pa.array([time_of(value) for value in column.to_pylist()], TIME)
+        check_values("_time", times)
         batch = batch.append_column("_time", times)
     numbers = None
     if columns.number is not None:
@@ -241,7 +250,7 @@ def _explain(line: bytes, schema: pa.Schema, reason: str) -> str:
     except ValueError as error:
         return str(error)
     shown = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    if extra := [name for name in fields if schema.get_field_index(name) < 0]:
+    if extra := [name for name in fields if name not in schema.names]:
         return f"no column is called {', '.join(map(repr, extra))}; the stream has {shown}"
     if missing := [field.name for field in schema if not field.nullable and fields.get(field.name) is None]:
         return f"the column {missing[0]!r} is missing or null, and is never null"

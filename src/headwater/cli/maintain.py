@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from headwater import UpkeepReport, check
 from headwater.cli.app import FAILED, OK, Target, with_store
+from headwater.cli.arguments import Number
 from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, size
 
@@ -20,7 +21,7 @@ _SHOWN_UNUSED = 10
 
 @click.command("upkeep")
 @click.option("--once", is_flag=True, help="One full round now, whatever is due, then end.")
-@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS", help="Between two rounds.")
+@click.option("--every", type=Number(0.1, 86400), default=2.0, show_default=True, metavar="SECONDS", help="Between two rounds.")
 @with_store
 def upkeep_command(target: Target, once: bool, every: float) -> None:
     """Do the store's housekeeping, once or until Ctrl-C: tier to Parquet, scale, retain, time out, collect garbage."""

@@ -18,7 +18,7 @@ from headwater.cli.app import Target, with_store
 from headwater.cli.arguments import PLACE, parse_place
 from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, dump, event_json, plain, table, text_field, time_text
-from headwater.model.schemas import is_opaque
+from headwater.model.schemas import is_opaque, python_schema
 
 _MANY = 4096
 _BYTES_TAIL = 1 << 20
@@ -34,7 +34,7 @@ _FORMAT_HELP = "value: the event alone, rows as JSON; json: with its segment, nu
 @click.argument("name")
 @click.option("--start", type=parse_place, metavar=PLACE, help="Where to begin; the head if not given.")
 @click.option("--end", type=parse_place, metavar=PLACE, help="Where to stop; the tail as of now if not given.")
-@click.option("--limit", "-n", type=click.IntRange(min=0), help="At most so many events (or bytes of a byte stream).")
+@click.option("--limit", "-n", type=click.IntRange(0, sys.maxsize), help="At most so many events (or bytes of a byte stream).")
 @click.option("--format", "form", type=_FORMATS, help=_FORMAT_HELP)
 @with_store
 def read_command(
@@ -136,7 +136,9 @@ def _last_events(stream: hw.Stream, cut: hw.Cut, count: int) -> list[hw.Event]:
         return []
     rows = pa.concat_tables([found.to_arrow(names) for found in ranges])
     rows = rows.sort_by([("_appended", "ascending"), ("_segment", "ascending"), ("_number", "ascending")])
-    return list(_events(rows.slice(max(rows.num_rows - count, 0)), is_opaque(schema)))
+    rows = rows.slice(max(rows.num_rows - count, 0))
+    ours = python_schema(rows.schema)
+    return list(_events(rows if ours is None else rows.cast(ours, safe=False), is_opaque(schema)))
 
 
 def _events(rows: pa.Table, opaque: bool) -> Iterator[hw.Event]:

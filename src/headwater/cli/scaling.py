@@ -14,6 +14,7 @@ from rich.text import Text
 
 import headwater as hw
 from headwater.cli.app import Target, with_store
+from headwater.cli.arguments import Number
 from headwater.cli.heatmap import HeatMap, draw
 from headwater.cli.output import console, emit, size, table, time_text
 
@@ -28,7 +29,7 @@ _PNG_WIDTH, _PNG_HEIGHT = 720, 256
 
 @click.command("scaling")
 @click.argument("name")
-@click.option("--hours", type=click.FloatRange(min=0, min_open=True), help="Only the last hours. Without: all that is remembered.")
+@click.option("--hours", type=Number(0, 1e6, min_open=True), help="Only the last hours. Without: all that is remembered.")
 @click.option("--png", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write the heat map as a picture.")
 @click.option("--height", type=click.IntRange(2, 200), default=16, show_default=True, help="Lines of the heat map.")
 @click.option("--events", type=click.IntRange(min=0), default=10, show_default=True, help="How many of the last scalings to list.")

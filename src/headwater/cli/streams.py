@@ -9,7 +9,7 @@ import click
 import headwater as hw
 from headwater.check import stream_contents
 from headwater.cli.app import Target, confirm, with_store
-from headwater.cli.arguments import PLACE, parse_place, parse_schema
+from headwater.cli.arguments import PLACE, Number, parse_place, parse_schema
 from headwater.cli.output import console, emit, key_bar, table
 
 
@@ -22,7 +22,7 @@ from headwater.cli.output import console, emit, key_bar, table
 @click.option("--bytes-per-second", type=click.IntRange(min=1), metavar="N", help="The same, by bytes.")
 @click.option("--factor", type=click.IntRange(min=2), help="With a rate: how many parts a segment is split into at most. Default 2.")
 @click.option("--max-segments", type=click.IntRange(min=1), help="With a rate: never more segments than this; never fewer than --segments.")
-@click.option("--keep-days", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Older events go. Without any --keep: never.")
+@click.option("--keep-days", type=Number(0, 1e8, min_open=True), metavar="N", help="Older events go. Without any --keep: never.")
 @click.option("--keep-bytes", type=click.IntRange(min=1), metavar="N", help="The oldest events go when there are more bytes than this.")
 @click.option("--keep-until-read", multiple=True, metavar="GROUP", help="Events go when these groups read them, or by the other --keeps.")
 @click.option("--schema", metavar="FIELDS|FILE", help="'a:int64,b:string!' or a JSON file; ! means never null. Without: lines of bytes.")

@@ -7,6 +7,7 @@ A named writer without numbers goes on after its last one: what is sent again is
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -94,7 +95,7 @@ def write_command(
 
 def _compiled(regex: str | None) -> re.Pattern[bytes] | None:
     try:
-        return re.compile(regex.encode()) if regex is not None else None
+        return re.compile(os.fsencode(regex)) if regex is not None else None
     except re.error as error:
         raise click.BadParameter(f"{regex!r} is no regular expression: {error}", param_hint="--key-regex") from error
 

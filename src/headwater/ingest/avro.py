@@ -17,6 +17,7 @@ from headwater.ingest.sources import SourceFile, unreadable
 from headwater.ingest.target import Target
 
 _BATCH_ROWS = 8192
+_DECIMAL_DIGITS = 38
 _PLAIN = {
     "null": pa.null(),
     "boolean": pa.bool_(),
@@ -49,7 +50,11 @@ def read_avro(file: SourceFile, start: Position, target: Target, *, keep_bad: bo
             if row < start.rows:
                 row += len(rows)
                 continue
-            piece = fitted(_batch(rows, schema), row, raw.tell(), target, keep_bad=keep_bad)
+            try:
+                batch = _batch(rows, schema)
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                raise InvalidRequestError(f"{file.path}, rows {row + 1} to {row + len(rows)}: {error}", path=file.path) from error
+            piece = fitted(batch, row, raw.tell(), target, keep_bad=keep_bad)
             row = piece.end.rows
             yield piece
 
@@ -85,10 +90,23 @@ def _batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         values = [row[field.name] for row in rows]
-        if pa.types.is_string(field.type):
-            values = [str(value) if isinstance(value, UUID) else value for value in values]
+        if _has_text(field.type):
+            values = [_without_uuids(value) for value in values]
         columns.append(pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or any(_has_text(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _without_uuids(value: Any) -> Any:
+    """With text in place of UUIDs, also in lists, records and maps."""
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, list):
+        return [_without_uuids(item) for item in value]
+    return {name: _without_uuids(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _arrow_schema(schema: Any, path: str) -> pa.Schema:
@@ -115,7 +133,10 @@ def _type(schema: Any, place: str) -> tuple[pa.DataType, bool]:
         return _PLAIN[schema], schema == "null"
     word, logical = schema["type"], schema.get("logicalType")
     if logical == "decimal":
-        return pa.decimal128(schema["precision"], schema.get("scale", 0)), False
+        digits = schema["precision"]
+        if digits > _DECIMAL_DIGITS:
+            raise InvalidRequestError(f"{place}: a decimal of {digits} digits can't be a column; one has up to {_DECIMAL_DIGITS}")
+        return pa.decimal128(digits, schema.get("scale", 0)), False
     if logical in _LOGICAL:
         return _LOGICAL[logical], False
     if word == "record":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headwater.ingest.pieces import BAD, BadRow, Piece, Position, sift
+from headwater.ingest.pieces import BAD, SHOWN_BYTES, BadRow, Piece, Position, sift
 from headwater.ingest.sources import SourceFile, unreadable
 from headwater.ingest.target import Target
 
@@ -55,9 +55,9 @@ def _shown(row: pa.RecordBatch) -> str:
     for name, column in zip(row.schema.names, row.columns, strict=True):
         try:
             values[name] = column[0].as_py()
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError, pa.ArrowException):
             values[name] = f"<{column.type}>"
-    return str(values)
+    return str(values)[:SHOWN_BYTES]
 
 
 def infer(file: SourceFile) -> pa.Schema | None:

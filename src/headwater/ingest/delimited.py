@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -17,14 +18,13 @@ from headwater.ingest.text import Quoting, TextFile, whole_records
 
 #: Not NaN: that is a number, of its own kind.
 _NULLS = ["", "NULL", "null", "NA", "N/A", "#N/A", "\\N"]
+_BLANK_LINES = re.compile(rb"\A(?:[ \t\r]*\n)+")
 
 
 class Delimited:
     """Rows by the header's names, or by the stream's columns if the files have no header."""
 
     def __init__(self, target: Target, path: str, delimiter: str, has_header: bool) -> None:
-        if target.is_opaque:
-            raise InvalidRequestError(f"{path} has columns and the stream has none: make it with a schema, or give the format lines")
         self.target = target
         self._path = path
         self._delimiter = delimiter
@@ -35,17 +35,23 @@ class Delimited:
     def begin(self, text: TextFile) -> Position:
         mark = text.skip_mark()
         if not self._has_header:
+            self._refuse_opaque()
             self._names = list(self.target.schema.names)
             return Position(mark)
-        header = _first_record(text, self._quoting)
-        if header.strip():
-            self._names = _names(header, self._delimiter)
+        header, begin = _read_header(text, self._quoting)
+        if header:
+            self._refuse_opaque()
+            self._names = _names(header, self._quoting, self._delimiter)
             self.target.check_columns(self._names, self._path)
             for name in self._names:
                 kind = self.target.schema.field(name).type
                 if pt.is_nested(kind):
                     raise InvalidRequestError(f"{self._path}: CSV can't fill the column {name!r}: {kind}: ingest JSON lines or Parquet")
-        return Position(mark + len(header), header.count(b"\n"))
+        return begin._replace(offset=mark + begin.offset)
+
+    def _refuse_opaque(self) -> None:
+        if self.target.is_opaque:
+            raise InvalidRequestError(f"{self._path} has columns and the stream has none: make it with a schema, or give the format lines")
 
     def find_end(self, data: bytes) -> int:
         return self._quoting.end(data)
@@ -87,25 +93,39 @@ def infer(file: SourceFile, delimiter: str) -> pa.Schema | None:
     """The schema of a file's first rows, by its header; None if there are none."""
     quoting = Quoting(delimiter)
     with TextFile(file) as text:
-        text.skip_mark()
-        data = next(whole_records(text, quoting.end), b"")
-    header = data[: int(quoting.ends(data)[0])] if data else b""
-    rows = data[len(header) :]
-    return _read(rows, _names(header, delimiter), delimiter, {}).schema if rows.strip() else None
+        mark = text.skip_mark()
+        header, begin = _read_header(text, quoting)
+        text.go_to(mark + begin.offset)
+        rows = next(whole_records(text, quoting.end), b"")
+    names = _names(header, quoting, delimiter) if header else []
+    return _read(rows, names, delimiter, {}).schema if rows.strip() else None
 
 
-def _first_record(text: TextFile, quoting: Quoting) -> bytes:
-    data = next(whole_records(text, quoting.end), b"")
-    return data[: int(quoting.ends(data)[0])] if data else b""
+def _read_header(text: TextFile, quoting: Quoting) -> tuple[bytes, Position]:
+    """The first record that is not blank, empty if there is none, and where the rows begin, counted from here."""
+    offset = lines = 0
+    for data in whole_records(text, quoting.end):
+        rest = _BLANK_LINES.sub(b"", data)
+        header = rest[: int(quoting.ends(rest)[0])] if rest.strip() else rest
+        read = data[: len(data) - len(rest) + len(header)]
+        offset, lines = offset + len(read), lines + read.count(b"\n")
+        if header.strip():
+            return header, Position(offset, lines)
+    return b"", Position(offset, lines)
 
 
-def _names(header: bytes, delimiter: str) -> list[str]:
+def _names(header: bytes, quoting: Quoting, delimiter: str) -> list[str]:
     try:
+        header.decode()
+        if b"\r" in quoting.drop_quoted(header).strip(b"\r\n"):
+            raise InvalidRequestError("its lines end with CR alone: make them end with LF or CR LF")
         read = pyarrow.csv.read_csv(
             pa.BufferReader(header.rstrip(b"\r\n") + b"\n"),
             read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(header) + 2),
             parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         )
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the header is no text in UTF-8: {error}") from error
     except pa.ArrowException as error:
         raise InvalidRequestError(f"the header can't be read: {error}") from error
     return list(read.schema.names)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from datetime import UTC, datetime
 from typing import Any
+
+from headwater.model.keys import key_bytes
 
 
 def json_object(line: bytes) -> dict[str, Any]:
@@ -13,6 +16,8 @@ def json_object(line: bytes) -> dict[str, Any]:
         fields = json.loads(line)
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(fields, dict):
         raise ValueError(f"not a JSON object but {type(fields).__name__}")
     return fields
@@ -29,8 +34,8 @@ def key_of(value: Any, name: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"the field {name!r} is {value!r}: a routing key is text or a whole number")
-    return str(value).encode()
+        raise ValueError(f"the field {name!r} is {reprlib.repr(value)}: a routing key is text or a whole number")
+    return key_bytes(value)
 
 
 def time_of(value: Any) -> datetime | None:
@@ -39,9 +44,12 @@ def time_of(value: Any) -> datetime | None:
         return None
     if isinstance(value, str):
         time = datetime.fromisoformat(value)
-        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        try:
+            return time.astimezone(UTC) if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        except OverflowError:
+            raise ValueError(f"{value!r} lies outside of the years 1 to 9999 of UTC") from None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no time: it is ISO text, or seconds since 1970")
+        raise ValueError(f"{reprlib.repr(value)} is no time: it is ISO text, or seconds since 1970")
     try:
         return datetime.fromtimestamp(value, UTC)
     except (OverflowError, OSError) as error:

@@ -15,9 +15,9 @@ from headwater.ingest.jsonlines import JsonLines
 from headwater.ingest.pieces import BAD, Piece, Position
 from headwater.ingest.plain import PlainLines
 from headwater.ingest.rows import TextLayout, read_text
-from headwater.ingest.sources import SourceFile
+from headwater.ingest.sources import SourceFile, naming
 from headwater.ingest.target import Target
-from headwater.model.schemas import TIME
+from headwater.model.schemas import OPAQUE, TIME
 
 
 class Dialect(NamedTuple):
@@ -55,7 +55,9 @@ def _layout(file: SourceFile, target: Target, dialect: Dialect) -> TextLayout:
 
 
 def infer_schema(file: SourceFile, dialect: Dialect) -> pa.Schema | None:
-    """The schema for a stream of such files; None if this one is empty. Plain lines have none: see `is_plain`."""
+    """The schema for a stream of such files; None if this one is empty."""
+    if file.format == "lines":
+        return OPAQUE
     if file.format in ("csv", "tsv") and not dialect.has_header:
         raise InvalidRequestError(f"{file.path}: files without a header don't name their columns: give a schema")
     try:
@@ -67,7 +69,7 @@ def infer_schema(file: SourceFile, dialect: Dialect) -> pa.Schema | None:
             found = (columnar if file.format == "parquet" else avro).infer(file)
     except BAD as error:
         if isinstance(error, InvalidRequestError):
-            raise
+            raise naming(file.path, error) from None
         raise InvalidRequestError(f"{file.path}: no schema fits its first rows: {error}. Give a schema", path=file.path) from error
     is_guess = file.format not in ("parquet", "avro")
     return (

@@ -15,11 +15,11 @@ from headwater.ingest.claim import Claim, Pause
 from headwater.ingest.formats import Dialect, check_dialect
 from headwater.ingest.pieces import Piece
 from headwater.ingest.prefetch import prefetch
-from headwater.ingest.reading import read_to_end
+from headwater.ingest.reading import read_fingerprint, read_to_end
 from headwater.ingest.record import Files, FileState
 from headwater.ingest.sources import SourceFile, find_files
 from headwater.ingest.spread import FileTask, Spread, drop_leftovers, groups, stage_file, write_piece
-from headwater.ingest.streams import DeadLetters, Plan, open_target, state_names
+from headwater.ingest.streams import DeadLetters, Plan, find_stream_id, open_target, state_names
 from headwater.ingest.target import Target
 from headwater.ingest.todo import Todo
 
@@ -114,7 +114,7 @@ def ingest(
     claim = Claim(store, names.record, lease)
     claim.take(standby=standby, take_over=take_over, pause=pause, notice=notice)
     try:
-        todo = Todo(Files(store, names.files), skip_changed, settle if watch else None)
+        todo = Todo(Files(store, names.files, names.old_files), skip_changed, settle if watch else None)
         plan = Plan(schema, segments, key, time, dialect)
         run = _Run(store, stream, plan, claim, todo, letters, events_per_transaction, spread, progress, pause)
         while True:
@@ -177,12 +177,18 @@ class _Run:
 
     def round(self, files: list[SourceFile]) -> None:
         """Store all that is not stored yet of these files."""
+        book = self._todo.files
         while True:
+            found = find_stream_id(self._store, self._stream)
+            if found != book.stream:
+                self._target = None
+            book.look_at(found)
             states = self._todo.choose(files)
             if not states:
                 return
             if self._target is None:
                 self._target = open_target(self._store, self._stream, self._plan, [file for file, _ in states])
+                book.look_at(find_stream_id(self._store, self._stream))
             try:
                 if self._spread is not None:
                     self._spread_out(self._spread, states, self._target)
@@ -219,6 +225,9 @@ class _Run:
                     state = current[file] = write_piece(self._claim.tx, self._stream, file, state, part, self._letters)
                     self._stage(file, state, part.rows)
                     if self._limit is not None and self._staged_rows >= self._limit:
+                        if state.fingerprint is None:
+                            state = current[file] = state._replace(fingerprint=read_fingerprint(file, state))
+                            self._stage(file, state, 0)
                         self._commit()
                 self._progress.bytes_done = self._stored_bytes + self._staged_bytes + piece.read_bytes
                 self._show(self._progress)
@@ -227,6 +236,8 @@ class _Run:
 
     def _read(self, states: States, target: Target | None) -> Generator[tuple[SourceFile, Piece | str], None, None]:
         for file, state in states:
+            if not self._todo.is_as_chosen(file, state):
+                continue
             for item in read_to_end(file, state, target, self._plan.dialect, keep_bad=self._letters is not None):
                 yield file, item
 
@@ -234,8 +245,9 @@ class _Run:
         """The same by tasks elsewhere, many files in one commit."""
         self._expect(states)
         drop_leftovers(self._store, self._owner)
-        for group in groups(states):
+        for chosen in groups(states):
             self._pause(0.0)
+            group = [(file, state) for file, state in chosen if self._todo.is_as_chosen(file, state)]
             tasks = [
                 FileTask(self._store, self._stream, self._owner, file, state, target, self._plan.dialect, self._letters)
                 for file, state in group

@@ -6,7 +6,6 @@ import contextlib
 from datetime import time
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -14,14 +13,13 @@ import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import get_field, json_object, key_of, time_of
+from headwater.ingest.objects import check_levels, count_objects
 from headwater.ingest.pieces import Position
 from headwater.ingest.plain import split_lines
 from headwater.ingest.sources import SourceFile
 from headwater.ingest.target import Target, as_utc
 from headwater.ingest.text import TextFile, end_of_lines, line_ends, whole_records
 from headwater.model.schemas import TIME
-
-_BLANKS = np.frombuffer(b" \t\r\n", np.uint8)
 
 
 class JsonLines:
@@ -52,11 +50,12 @@ class JsonLines:
         return self._as_they_are(data) if self.target.is_opaque else self._rows(data)
 
     def _rows(self, data: bytes) -> pa.RecordBatch:
+        count = count_objects(data)
         try:
             batch = _read(data, self._written, "error")
         except pa.ArrowException as error:
             raise ValueError(self._explain(data, error)) from error
-        if batch.num_rows != _count_rows(data):
+        if batch.num_rows != count:
             raise ValueError("not one JSON object in each line")
         columns = [_from_text(batch.column(field.name), field.type) for field in self.target.schema]
         return self.target.fit(pa.RecordBatch.from_arrays(columns, names=self.target.schema.names))
@@ -67,7 +66,7 @@ class JsonLines:
         if b"\n" in data.strip():
             return reason
         fields = json_object(data)
-        if extra := [name for name in fields if self.target.schema.get_field_index(name) < 0]:
+        if extra := [name for name in fields if name not in self.target.schema.names]:
             return f"no column is called {', '.join(map(repr, extra))}; the stream has {self.target.shown()}"
         return f"{reason}; the stream has {self.target.shown()}"
 
@@ -88,6 +87,8 @@ def infer(file: SourceFile) -> pa.Schema | None:
         data = next(whole_records(text, end_of_lines), b"")
     if not data.strip():
         return None
+    count_objects(data)
+    check_levels(data)
     batch = _read(data, None, "infer")
     return pa.schema([pa.field(name, _time_or_not(batch.column(name))) for name in batch.schema.names])
 
@@ -99,14 +100,6 @@ def _read(data: bytes, schema: pa.Schema | None, unexpected: str) -> pa.RecordBa
         parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
     )
     return table.combine_chunks().to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def _count_rows(data: bytes) -> int:
-    """How many lines are not blank. They are looked at one by one only if some line begins like a blank one."""
-    ends = line_ends(data)
-    if data[:1].isspace() or np.isin(np.frombuffer(data, np.uint8)[ends[:-1]], _BLANKS).any():
-        return sum(bool(line.strip()) for line in data.split(b"\n"))
-    return len(ends)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -10,6 +10,9 @@ import pyarrow as pa
 
 from headwater.errors import InvalidRequestError
 
+#: So much of a bad row is shown.
+SHOWN_BYTES = 4096
+
 
 class Position(NamedTuple):
     """A place in a file: so many rows behind an offset at which a row begins. `lines` lie before the offset.

@@ -8,7 +8,7 @@ import headwater as hw
 from headwater.ingest.formats import Dialect, read_file
 from headwater.ingest.pieces import BadRowError, Piece, Position
 from headwater.ingest.record import FileState
-from headwater.ingest.sources import SourceFile
+from headwater.ingest.sources import SourceFile, naming
 from headwater.ingest.target import Target
 from headwater.ingest.todo import changed
 
@@ -26,10 +26,13 @@ def read_to_end(
             f"{file.path}, {row.place}: {row.reason}", path=file.path, place=row.place, reason=row.reason, text=row.text
         ) from error
     except hw.InvalidRequestError as error:
-        if file.path in error.message:
-            raise
-        raise hw.InvalidRequestError(f"{file.path}: {error.message}", path=file.path) from error
+        raise naming(file.path, error) from None
+    yield read_fingerprint(file, state)
+
+
+def read_fingerprint(file: SourceFile, state: FileState) -> str:
+    """What all bytes of a file are, if it was not changed since it was chosen; else ConflictError."""
     fingerprint = file.fingerprint()
     if file.stamp() != state.stamp:
-        raise changed(file, state, "while it was read")
-    yield fingerprint
+        raise changed(file, state._replace(fingerprint=None), "while it was read")
+    return fingerprint

@@ -1,6 +1,6 @@
 """What ingestion remembers in the store.
 
-Two things. A **table** has an entry for each file: its stamp, how far it is stored, and when it is done, the hash of its bytes. A
+Two things. A **table** has an entry for each file: its stamp, how far it is stored, and the hash of its bytes. A
 **synchronizer** holds one small record: the process that ingests now, and the transaction it writes. Every transaction commits its events,
 the entries of its files, and a conditional update of the record that names the *next* transaction. So the record always points at a
 transaction that is open as long as its holder lives; whoever moves the record makes every other commit fail; and nothing is ever looked up
@@ -18,9 +18,14 @@ import headwater as hw
 from headwater.ingest.pieces import Position
 from headwater.ingest.sources import SourceFile, Stamp
 
+_NO_STREAM = -1
+
 
 class FileState(NamedTuple):
-    """How far a file is stored. `position` is where to go on; None when it is done, and then `fingerprint` says what it was."""
+    """How far a file is stored. `position` is where to go on; None when it is done. `fingerprint` says what it was.
+
+    `stream` is the id of the stream that has its rows: one made anew under its name has none. Entries of before don't say it.
+    """
 
     stamp: Stamp
     format: str
@@ -28,6 +33,7 @@ class FileState(NamedTuple):
     bad_rows: int = 0
     position: Position | None = None
     fingerprint: str | None = None
+    stream: int | None = None
 
     def dump(self) -> bytes:
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
@@ -42,19 +48,34 @@ class FileState(NamedTuple):
 class Files:
     """The table of files, as it was when it was loaded and what was committed since."""
 
-    def __init__(self, store: hw.Store, name: str) -> None:
-        self._table = store.table(name)
+    def __init__(self, store: hw.Store, name: str, old_name: str | None = None) -> None:
+        self._store = store
+        tables = [] if old_name is None or old_name not in store.tables() else [store.table(old_name)]
+        self._tables = [*tables, store.table(name)]
         self._states: dict[str, FileState] = {}
+        #: The stream that is ingested into; None while there is none.
+        self.stream: int | None = None
         self.load()
 
     def load(self) -> None:
-        self._states = {key: FileState.load(entry.value) for key, entry in self._table.items()}
+        self._states = {key: FileState.load(entry.value) for table in self._tables for key, entry in table.items()}
 
     def find(self, file: SourceFile) -> FileState | None:
-        return self._states.get(file.key)
+        state = self._states.get(file.key)
+        return state if state is not None and state.stream in (None, self.stream) else None
+
+    def look_at(self, stream: int | None) -> None:
+        """Say which stream it is, None if it is missing: then entries that name none have no rows in any that will be made."""
+        self.stream = stream
+        lost = [key for key, state in self._states.items() if state.stream is None and state.events]
+        if stream is None and lost:
+            with self._store.transaction() as tx:
+                for key in lost:
+                    self._states[key] = self._states[key]._replace(stream=_NO_STREAM)
+                    tx.put(self._tables[-1].name, key, self._states[key].dump())
 
     def stage(self, tx: hw.Transaction, file: SourceFile, state: FileState) -> None:
-        tx.put(self._table.name, file.key, state.dump())
+        tx.put(self._tables[-1].name, file.key, state._replace(stream=self.stream).dump())
 
     def committed(self, file: SourceFile, state: FileState) -> None:
-        self._states[file.key] = state
+        self._states[file.key] = state._replace(stream=self.stream)

@@ -7,12 +7,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headwater.ingest.pieces import BAD, BadRow, Piece, Position, sift
+from headwater.ingest.pieces import BAD, SHOWN_BYTES, BadRow, Piece, Position, sift
 from headwater.ingest.sources import SourceFile
 from headwater.ingest.target import Target
 from headwater.ingest.text import TextFile, whole_records
-
-_SHOWN_BYTES = 4096
 
 
 class TextLayout(Protocol):
@@ -63,7 +61,7 @@ def _parse(layout: TextLayout, data: bytes, lines: int, keep_bad: bool) -> tuple
 
     def describe(index: int, error: Exception) -> BadRow:
         first, last = rows[index]
-        text = data[first:last].rstrip(b"\r\n")[:_SHOWN_BYTES].decode(errors="backslashreplace")
+        text = data[first:last].rstrip(b"\r\n")[:SHOWN_BYTES].decode(errors="backslashreplace")
         line = lines + data.count(b"\n", 0, first) + 1
         return BadRow(index, f"line {line}", str(error), text)
 

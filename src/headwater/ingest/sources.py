@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -83,6 +82,11 @@ def unreadable(path: str, error: Exception) -> UnavailableError:
     return UnavailableError(f"{path} can't be read: {reason}", path=path)
 
 
+def naming(path: str, error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, with the file's name in it."""
+    return error if path in error.message else InvalidRequestError(f"{path}: {error.message}", path=path)
+
+
 def find_files(sources: Sequence[str | os.PathLike[str]], format: str | None, *, may_be_none: bool = False) -> list[SourceFile]:
     """The files that `sources` name, by path: files, folders with all in them, and patterns like 'in/**/*.csv'.
 
@@ -100,7 +104,9 @@ def find_files(sources: Sequence[str | os.PathLike[str]], format: str | None, *,
         elif os.path.exists(text):
             paths.add(_checked(text))
         elif glob.has_magic(text):
-            found = [path for match in glob.glob(text, recursive=True) for path in (_walk(match) if os.path.isdir(match) else (match,))]
+            found = [
+                path for match in glob.glob(text, recursive=True) for path in (_walk(match) if os.path.isdir(match) else (_checked(match),))
+            ]
             if not found and not may_be_none:
                 raise NotFoundError(f"no file matches {os.fspath(source)}")
             paths.update(found)
@@ -122,7 +128,7 @@ def _walk(folder: str) -> Iterator[str]:
 
 
 def _checked(path: str) -> str:
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise InvalidRequestError(f"{path} is no file that can be read again from its start: send it to `headwater write`")
     return path
 

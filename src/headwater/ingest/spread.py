@@ -14,7 +14,7 @@ from headwater.ingest.formats import Dialect
 from headwater.ingest.pieces import Piece
 from headwater.ingest.reading import read_to_end
 from headwater.ingest.record import FileState
-from headwater.ingest.sources import SourceFile
+from headwater.ingest.sources import SourceFile, naming
 from headwater.ingest.streams import DeadLetters
 from headwater.ingest.target import Target
 
@@ -53,9 +53,9 @@ Spread = Callable[[Callable[[FileTask], StagedFile], Sequence[FileTask]], Sequen
 def groups(states: Sequence[tuple[SourceFile, FileState]]) -> list[list[tuple[SourceFile, FileState]]]:
     """Files in order, as many at a time as one commit takes."""
     found: list[list[tuple[SourceFile, FileState]]] = []
-    size = _GROUP_BYTES
+    size = 0
     for file, state in states:
-        if size + state.stamp.size > _GROUP_BYTES or len(found[-1]) >= _GROUP_FILES:
+        if not found or size + state.stamp.size > _GROUP_BYTES or len(found[-1]) >= _GROUP_FILES:
             found.append([])
             size = 0
         found[-1].append((file, state))
@@ -87,7 +87,10 @@ def write_piece(
 ) -> FileState:
     """Add a piece to a transaction; how far the file is stored when that is committed."""
     if piece.batch.num_rows:
-        tx.write_batch(stream, piece.batch)
+        try:
+            tx.write_batch(stream, piece.batch)
+        except hw.InvalidRequestError as error:
+            raise naming(file.path, error) from None
     for row in piece.bad:
         assert letters is not None, "bad rows are kept only for them"
         letters.write(tx, file, row)

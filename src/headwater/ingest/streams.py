@@ -25,15 +25,32 @@ class StateNames(NamedTuple):
 
     record: str
     files: str
+    #: A table that is only looked into: the one of releases before, if they named it otherwise.
+    old_files: str | None = None
 
 
 def state_names(stream: str, name: str) -> StateNames:
     """Where the state for a stream is, under a name: two names know nothing of each other."""
     scope, word = parse_stream_name(stream)
     base = f"{word}.{parse_word(name, 'ingestion')}"
-    if len(base) > _NAME_LENGTH - len(".files"):
-        base = f"{base[:80]}.{hashlib.sha256(base.encode()).hexdigest()[:16]}"
-    return StateNames(f"{scope}/{base}", f"{scope}/{base}.files")
+    plain = _hashed(base, base) if len(base) > _NAME_LENGTH - len(".files") else base
+    if "." not in name:
+        return StateNames(f"{scope}/{plain}", f"{scope}/{plain}.files")
+    # The stream p under q.r is not the stream p.q under r, whose base is the same.
+    apart = _hashed(base, f"{word}/{name}")
+    return StateNames(f"{scope}/{apart}", f"{scope}/{apart}.files", f"{scope}/{plain}.files")
+
+
+def _hashed(base: str, whole: str) -> str:
+    return f"{base[:80]}.{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
+
+
+def find_stream_id(store: hw.Store, name: str) -> int | None:
+    """Which stream has the name now; None if there is none."""
+    try:
+        return store.stream(name).id
+    except hw.NotFoundError:
+        return None
 
 
 class Plan(NamedTuple):
@@ -53,15 +70,11 @@ def open_target(store: hw.Store, name: str, plan: Plan, files: Sequence[SourceFi
     except hw.NotFoundError:
         schema = plan.schema
         if schema is None:
-            if not files:
+            schema = next((found for file in files if (found := infer_schema(file, plan.dialect)) is not None), None)
+            if schema is None:
                 return None
-            if files[0].format != "lines":
-                schema = next((found for file in files if (found := infer_schema(file, plan.dialect)) is not None), None)
-                if schema is None:
-                    return None
         # Keys and times are checked before anything is made.
-        if schema is not None:
-            Target(schema, plan.key, plan.time)
+        Target(schema, plan.key, plan.time)
         stream = store.create_stream(name, schema=schema, scaling=hw.Scaling.fixed(plan.segments), exist_ok=True)
     else:
         if plan.schema is not None:

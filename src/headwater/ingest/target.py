@@ -11,6 +11,7 @@ import pyarrow.types as pt
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import time_of
 from headwater.model.columns import check_nested_nulls, check_values
+from headwater.model.keys import key_column
 from headwater.model.schemas import OPAQUE, TIME, is_opaque
 
 #: A date, or a date and a time with no zone behind it.
@@ -28,7 +29,7 @@ class Target:
         if self.is_opaque:
             return
         for name in filter(None, (key, time)):
-            if schema.get_field_index(name) < 0:
+            if name not in schema.names:
                 raise InvalidRequestError(f"the stream has no column {name!r}; it has {', '.join(schema.names)}")
         if key is not None and not any(test(schema.field(key).type) for test in _KEY_TYPES):
             raise InvalidRequestError(f"the column {key!r} is {schema.field(key).type}: a routing key is text, bytes or a whole number")
@@ -37,7 +38,7 @@ class Target:
         """Refuse a file whose columns are not those of the stream, before its first row."""
         if len(set(names)) < len(names):
             raise InvalidRequestError(f"{path} has a column twice: {', '.join(names)}", path=path)
-        extra = [name for name in names if self.schema.get_field_index(name) < 0]
+        extra = [name for name in names if name not in self.schema.names]
         missing = [field.name for field in self.schema if not field.nullable and field.name not in names]
         if extra or missing:
             said = [f"the stream has no column {', '.join(map(repr, extra))}"] * bool(extra)
@@ -52,7 +53,7 @@ class Target:
         columns = [self._column(batch, field) for field in self.schema]
         names = list(self.schema.names)
         if self.key is not None:
-            columns.append(columns[names.index(self.key)])
+            columns.append(key_column(columns[names.index(self.key)], self.key))
         if self.time is not None:
             columns.append(event_times(columns[names.index(self.time)]))
         names += ["_key"] * (self.key is not None) + ["_time"] * (self.time is not None)

@@ -128,6 +128,10 @@ class Quoting:
         """Whether a quote is opened in the last record and not closed."""
         return len(self._edges(record)) % 2 == 1
 
+    def drop_quoted(self, record: bytes) -> bytes:
+        """What of a record stands outside of quotes."""
+        return self._quoted.sub(b"", record)
+
     def _feeds(self, data: bytes) -> Any:
         feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == _FEED)
         return feeds[np.searchsorted(self._edges(data), feeds) % 2 == 0]

@@ -50,12 +50,27 @@ class Todo:
             elif state.position is not None:
                 if state.format != file.format:
                     raise hw.InvalidRequestError(f"{file.path} is stored in part, read as {state.format}: go on with that format")
-                chosen.append((file, state))
+                chosen.append((file, state._replace(stamp=stamp)))
                 self._done_here.add(file.key)
             else:
                 before += file.key not in self._done_here
         self.before = before
         return chosen
+
+    def is_as_chosen(self, file: SourceFile, state: FileState) -> bool:
+        """Whether a file is still what was chosen, now that it is its turn. If not, a watch looks at it again, others leave it alone."""
+        try:
+            stamp = file.stamp()
+        except hw.UnavailableError:
+            if self._settle is None:
+                raise
+            return False
+        if stamp == state.stamp or (self._settle is None and not self._skip_changed):
+            return True
+        if self._settle is None:
+            self.changed.add(file.path)
+        self._done_here.discard(file.key)
+        return False
 
     def _is_changed(self, file: SourceFile, stamp: Stamp, state: FileState) -> bool:
         if stamp in (state.stamp, self._unchanged.get(file.key)):
@@ -82,7 +97,10 @@ def changed(file: SourceFile, state: FileState, when: str) -> hw.ConflictError:
     """What to say of a file that is not what it was."""
     stored = f"{state.events:,} events of it are stored" if state.events else "nothing of it is stored"
     now = file.stamp()
-    what = f"it had {state.stamp.size:,} bytes and has {now.size:,}" if now.size != state.stamp.size else "it has other bytes"
+    if now.size != state.stamp.size:
+        what = f"it had {state.stamp.size:,} bytes and has {now.size:,}"
+    else:
+        what = "it has other bytes" if state.fingerprint is not None else "it was written to"
     return hw.ConflictError(
         f"{file.path} changed {when}: {what}; {stored}. New rows belong in a file of their own; --skip-changed leaves it alone",
         path=file.path,

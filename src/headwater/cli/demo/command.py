@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.app import FAILED, OK
+from headwater.cli.arguments import Number
 from headwater.cli.demo.chart import draw_chart, save_chart
 from headwater.cli.demo.pipeline import ENRICHED, READINGS, WINDOWS
 from headwater.cli.demo.proof import Proof, WindowProof
@@ -37,9 +38,7 @@ _NEWS_LINES = 4
 @click.option("--files", type=click.IntRange(1, 99), default=50, show_default=True)
 @click.option("--events", type=click.IntRange(min=2), default=1000, show_default=True, help="In each file.")
 @click.option("--kills", type=click.IntRange(min=0), default=6, show_default=True, help="Of the ingester; the Spark driver is killed once.")
-@click.option(
-    "--rate", type=click.FloatRange(min=1), default=3000, show_default=True, help="Events per second, so that there is something to see."
-)
+@click.option("--rate", type=Number(1, 1e9), default=3000, show_default=True, help="Events per second, so that there is something to see.")
 @click.option(
     "--spark/--no-spark", "spark", default=None, help="With the Spark pipeline, or without. By default with it, if PySpark is there."
 )
