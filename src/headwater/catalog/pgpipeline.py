@@ -24,6 +24,8 @@ _pack_float = Struct("!d").pack
 #: Of a connection. A statement with values is prepared when it is used again, and never forgotten.
 _MOST_PREPARED = 512
 _USES_BEFORE = 2
+#: A server that says nothing for so long will not: its own limit for a transaction is a quarter of that.
+_SILENT_MS = 120_000
 _Key = tuple[str, tuple[int, ...]]
 
 
@@ -160,7 +162,10 @@ class Pipeline:
 
     def _wait(self, events: int) -> None:
         self._socket.modify(self._pgconn.socket, events)
-        if any(found & ~select.POLLOUT for _, found in self._socket.poll()):
+        ready = self._socket.poll(_SILENT_MS)
+        if not ready:
+            raise psycopg.OperationalError(f"the server did not answer for {_SILENT_MS // 1000} s")
+        if any(found & ~select.POLLOUT for _, found in ready):
             self._pgconn.consume_input()
 
     def _load(self, result: pq.abc.PGresult) -> list[Row]:

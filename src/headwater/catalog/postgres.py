@@ -125,6 +125,7 @@ class PostgresDatabase:
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
+            tcp_user_timeout=25_000,
             application_name="headwater",
             client_encoding="utf8",
         )
@@ -230,6 +231,11 @@ class PostgresDatabase:
             except pg.ReadOnlySqlTransaction:
                 # A standby, as after a failover: another connection may find the server in its place.
                 self._close_idle()
+                raise
+            except psycopg.OperationalError as error:
+                # Without a code, or with one of these, the server is gone or ends: the other connections' too.
+                if error.sqlstate is None or error.sqlstate.startswith("57P"):
+                    self._close_idle()
                 raise
 
         with _translated(self.url):

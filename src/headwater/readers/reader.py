@@ -81,6 +81,8 @@ class Reader:
         self._finished = False
         self._alone = False
         self._is_closed = True
+        #: A `close` waits for a read that is under way: it ends, and no other begins.
+        self._is_leaving = False
         self._error: HeadwaterError | None = None
         self._looked = 0.0
         self._looked_version = -1
@@ -101,6 +103,7 @@ class Reader:
     def read(self, timeout: float = 1.0) -> Event | None:
         """The next event, None if there is none within `timeout` seconds."""
         is_settled = False
+        self._check_open()
         try:
             with self._lock:
                 self._check_open()
@@ -138,6 +141,7 @@ class Reader:
         if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
             raise InvalidRequestError(f"max_events is a whole number of at least 1, not {max_events!r}")
         is_settled = False
+        self._check_open()
         try:
             with self._lock:
                 self._check_open()
@@ -234,7 +238,7 @@ class Reader:
             if self._look_at_end(seen):
                 continue
             left = deadline - time.monotonic()
-            if self._finished or left <= 0:
+            if self._finished or left <= 0 or self._is_leaving:
                 return False
             pause = _QUIET_LOOK_SECONDS if seen == self._looked_version else _IDLE_LOOK_SECONDS
             self._engine.changes.wait(seen, min(left, pause))
@@ -454,11 +458,13 @@ class Reader:
     def _check_open(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._is_closed:
+        if self._is_closed or self._is_leaving:
             raise InvalidRequestError("this reader is closed")
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group. An auto reader commits what it handed out; with `commit` false, or by an exception, it does not."""
+        self._is_leaving = True
+        self._engine.changes.bump()
         with self._lock:
             if self._is_closed:
                 return

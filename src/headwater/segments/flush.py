@@ -8,6 +8,7 @@ While its thread has nothing to do, one who waits for the ack of a few events co
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from itertools import islice
 
 from headwater.catalog import sessions
 from headwater.catalog.flushes import PartResult, Refused, Stored
-from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, UnavailableError
+from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, InvalidRequestError, NotFoundError, UnavailableError
 from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
 from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
@@ -61,6 +62,8 @@ class Flusher:
         self._kicked = False
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self._waiters = 0
+        #: Nothing new is taken; and, when all that was taken is stored, the thread ends.
+        self._is_closed = False
         self._closing = False
         #: The thread waits for something to do, and nobody stores in its place.
         self._is_idle = False
@@ -74,8 +77,7 @@ class Flusher:
             if lane.writer is not None:
                 lane.error = FencedError(f"the writer {lane.writer!r} belongs to the parent process: open it again to take it over")
         for run in runs:
-            if not run.ended:
-                run.end(None, FencedError("these events were given before a fork: they are the parent process's to store"))
+            _leave_to_parent(run)
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.error is None}
         self._begin()
 
@@ -125,6 +127,8 @@ class Flusher:
     def activate(self, lane: Lane) -> None:
         """Note that a lane has something to store."""
         with self._mutex:
+            if self._is_closed:
+                raise InvalidRequestError("the store is closed")
             self._active[lane] = None
             self._start()
             self._work.notify()
@@ -137,6 +141,10 @@ class Flusher:
 
     def wait_for(self, run: Run, timeout: float | None = None) -> None:
         """Return when the run ended. UnavailableError if an attempt fails meanwhile: the run stays, and is tried again."""
+        if run.process != os.getpid():
+            # Some were in nobody's hands but the parent's thread's when it forked.
+            _leave_to_parent(run)
+            return
         if timeout is None and self._is_idle and self._store_here(run):
             return
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -221,9 +229,17 @@ class Flusher:
 
     def close(self) -> None:
         """Store what waits, then end the session. UnavailableError if it can't be stored now: close again to try again."""
-        for lane in list(self._lanes.values()):
-            if lane.last_run is not None and not lane.last_run.ended:
-                self.wait_for(lane.last_run)
+        with self._mutex:
+            self._is_closed = True
+        try:
+            for lane in list(self._lanes.values()):
+                with lane.lock:
+                    run = lane.last_run
+                if run is not None and not run.ended:
+                    self.wait_for(run)
+        except BaseException:
+            self._is_closed = False
+            raise
         with self._mutex:
             self._closing = True
             self._work.notify()
@@ -246,12 +262,15 @@ class Flusher:
             if threading.current_thread() is not self._thread:
                 return
         pause = 0.05
-        while not self._closing:
+        while not self._closing or self._active or self._inflight:
             try:
                 self._step()
                 pause = 0.05
             except UnavailableError as error:
                 self._note_failure(error)
+                if self._closing:
+                    # Of those that no writer gave, who would have waited for it: they are told.
+                    self._fail_all(error)
                 with self._mutex:
                     if not self._kicked and not self._closing:
                         self._work.wait(pause)
@@ -528,6 +547,11 @@ class Flusher:
                 self._buffered_bytes -= run.size
                 run.size = 0
             self._news.notify_all()
+
+
+def _leave_to_parent(run: Run) -> None:
+    if not run.ended:
+        run.end(None, FencedError("these events were given before a fork: they are the parent process's to store"))
 
 
 def _known(error: Exception) -> HeadwaterError:

@@ -9,6 +9,7 @@ places that are left in one call. So an event is in the run that was closed, or 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from datetime import datetime
@@ -95,6 +96,7 @@ class Run:
         "overhead",
         "placement",
         "places",
+        "process",
         "size",
         "times",
         "unused",
@@ -103,6 +105,7 @@ class Run:
 
     def __init__(self, lane: Lane, room: int) -> None:
         self.lane = lane
+        self.process = os.getpid()
         #: Of an open run: the places that are not taken yet.
         self.places = iter(range(room))
         self.unused: list[int] = []
@@ -167,7 +170,8 @@ class Run:
         self.placement = placement
         self.error = error
         self.chunk = None
-        self.values, self.keys = [], []
+        # Who keeps an ack keeps no more than it says.
+        self.values, self.keys, self.unused, self.times = [], [], [], {}
 
 
 class Loose:
