@@ -227,6 +227,15 @@ class Contents:
         for events in self._events.values():
             self._router.forget(events.stream, unless=opened.get(events.stream.id, ()))
 
+    def look_again(self) -> None:
+        """After a segment was found closed: NotFoundError or SealedError if a stream, a table or shared state can't be written any more."""
+        self.forget_routes({})
+        self.look_up()
+        for ref in [*(table for table, _ in self._tables.values()), *(stream for stream, _, _ in self._states)]:
+            # Their one segment is only closed for good.
+            self._router.forget(ref)
+            self._router.route(ref)
+
     def _route(self, events: _Events) -> Route:
         try:
             return self._router.route(events.stream)

@@ -364,11 +364,10 @@ class Transaction:
             self._check_objects()
         began = clock.monotonic()
         caller = f"{self._caller}.{self._given}"
-        batch: Batch | None = None
+        self._check_age()
+        batch = self._contents.gather(self._id) or Batch()
         while True:
             self._check_age()
-            if batch is None:
-                batch = self._contents.gather(self._id) or Batch()
             age_us = 0 if self._is_begun else self._age_us
             self._is_asked = True
             try:
@@ -378,9 +377,12 @@ class Transaction:
             except ScaledMeanwhile:
                 continue
             except RouteStale:
-                self._contents.forget_routes({})
-                self._contents.look_up()
-                batch = None
+                self._contents.look_again()
+                stale, batch = batch, self._contents.gather(self._id) or Batch()
+                if _places(batch) == _places(stale):
+                    raise CorruptDataError(
+                        f"transaction {self._id} can't be committed: a segment it writes to is open and closed at once"
+                    ) from None
             except RollNeeded:
                 # Only what was staged before needs one, so the catalog knows of it.
                 self._is_prepared = True
@@ -475,6 +477,10 @@ class Transaction:
             self.commit()
         else:
             self._abort_quietly()
+
+
+def _places(batch: Batch) -> set[tuple[int, int]]:
+    return {(item.stream, item.append.segment) for item in batch.appends}
 
 
 def check_marker(marker: Any) -> None:
