@@ -280,8 +280,9 @@ class Transaction:
             self._stage_pending()
             batch = self._contents.gather(self._id)
             if batch is not None:
-                self._contents.forget()
-                self._pending = batch
+                emptied = self._contents.emptied()
+                # In one line without a call, in which a Ctrl-C can't come: what was given is always in one of them.
+                self._contents, self._pending = emptied, batch
                 self._stage_pending()
 
     def _stage_pending(self) -> None:
@@ -458,8 +459,7 @@ class Transaction:
     def _end(self, status: TransactionStatus, *, is_whole: bool = False) -> None:
         """`is_whole`: what this handle was given is committed, its readers' positions with it; else they go back."""
         self._status = status
-        self._contents.forget()
-        self._pending = None
+        self._contents, self._pending = self._contents.emptied(), None
         for reader, moves in self._readers:
             if is_whole:
                 reader.positions_committed(moves)
