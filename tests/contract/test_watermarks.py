@@ -113,3 +113,33 @@ def test_older_marks_go(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> Non
         for second in range(10):
             writer.note_time(at(second))
     assert len(store._engine.read(watermarks.list_marks, stream.id)) == 3
+
+
+def test_a_note_on_a_deleted_stream_says_so_and_its_writer_can_be_closed(store: hw.Store) -> None:
+    stream = store.create_stream("a/b")
+    noting, closed, given = stream.writer(), stream.writer(), stream.writer()
+    for writer in (closed, given):
+        writer.write(b"1")
+        writer.note_time(at(1))
+    store.delete_stream("a/b", seal=True)
+    with pytest.raises(hw.NotFoundError, match="deleted"):
+        noting.note_time(at(2))
+    noting.close()
+    closed.close()
+    given.write(b"2")
+    with pytest.raises((hw.NotFoundError, hw.SealedError)):
+        given.close()
+    given.close()
+
+
+def test_a_store_is_closed_though_a_stream_was_deleted_for_which_a_time_was_noted(tmp_path: Path, catalog_url: str | None) -> None:
+    store = hw.open(tmp_path / "store", catalog=catalog_url)
+    deleted, other = store.create_stream("a/b").writer(), store.create_stream("a/c").writer()
+    deleted.write(b"1")
+    deleted.note_time(START)
+    deleted.flush()
+    other.write(b"kept")
+    store.delete_stream("a/b", seal=True)
+    store.close()
+    with hw.open(tmp_path / "store", catalog=catalog_url) as store:
+        assert [event.value for event in store.stream("a/c").read()] == [b"kept"]

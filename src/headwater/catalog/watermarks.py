@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from headwater.catalog import segments
+from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 
 #: Marks kept for each stream; older ones go.
@@ -25,8 +25,8 @@ class Mark(NamedTuple):
 
 
 def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> None:
-    """Note a writer's time, after its events up to then are durable."""
-    tx.run("SELECT id FROM stream WHERE id = ? FOR UPDATE", (stream,))
+    """Note a writer's time, after its events up to then are durable. NotFoundError if the stream was deleted."""
+    streams.lock_stream(tx, stream)
     tx.run(
         "INSERT INTO noted_time (stream, writer, time, noted_at) VALUES (?, ?, ?, now_us()) "
         "ON CONFLICT (stream, writer) DO UPDATE SET time = excluded.time, noted_at = excluded.noted_at "
