@@ -854,6 +854,51 @@ def test_a_deleted_group_can_be_made_anew(store: hw.Store) -> None:
         assert take(fresh, 1) == ["1"]
 
 
+def just_before_it_is_made(store: hw.Store, patch: pytest.MonkeyPatch, *calls: Callable[[], Any]) -> None:
+    """Make the calls around the next write of this store."""
+    write, (before, *after) = store._engine.write, calls
+
+    def written(*args: Any, **kwargs: Any) -> Any:
+        patch.setattr(store._engine, "write", write)
+        before()
+        found = write(*args, **kwargs)
+        for call in after:
+            call()
+        return found
+
+    patch.setattr(store._engine, "write", written)
+
+
+def test_a_group_begins_at_the_head_also_if_that_is_truncated_just_before(
+    store: hw.Store, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_stream(IN)
+    write(store, IN, "1", "2")
+    cut = store.stream(IN).tail()
+    write(store, IN, "3")
+    with place.open() as other:
+        just_before_it_is_made(store, monkeypatch, lambda: other.stream(IN).truncate(cut))
+        group = store.reader_group("group", [IN])
+    with group.reader("r") as reader:
+        assert take(reader, 1) == ["3"]
+
+
+def test_no_group_is_made_of_a_stream_that_is_deleted_just_before(store: hw.Store, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_stream(IN)
+    with place.open() as other:
+        just_before_it_is_made(store, monkeypatch, lambda: other.delete_stream(IN, seal=True))
+        with pytest.raises(hw.NotFoundError, match=IN):
+            store.reader_group("group", [IN])
+    assert store.reader_groups() == []
+
+
+def test_a_group_is_made_also_if_another_of_its_name_comes_and_goes(store: hw.Store, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_stream(IN)
+    with place.open() as other:
+        just_before_it_is_made(store, monkeypatch, lambda: other.reader_group("group", [IN]), lambda: other.reader_group("group").delete())
+        assert position(store.reader_group("group", [IN])) == {0: 0}
+
+
 def test_a_stream_deleted_and_made_anew_is_another_one(store: hw.Store) -> None:
     stream = store.create_stream(IN)
     write(store, IN, "old")
