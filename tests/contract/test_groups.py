@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
+from headwater.catalog import groups
 from headwater.readers import group as group_module
 from headwater.readers import reader as reader_module
 from tests.crash.processes import Crew, Place, wait_until
@@ -570,6 +571,35 @@ def test_a_checkpoint_counts_what_is_handed_out_and_not_committed(store: hw.Stor
         cut = coming.result()
         assert cut.streams[IN].segments[0] in (2, 3, 4) and position(group) == {0: 0}
     assert group.checkpoint(timeout=WAIT_SECONDS) == group.positions(), "with nobody there it is the committed positions"
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_what_was_answered_before_a_reset_is_no_part_of_a_checkpoint(store: hw.Store, heard: bool) -> None:
+    store.create_stream(IN, scaling=hw.Scaling.fixed(2))
+    write_keys(store, IN, range(3))
+    group = store.reader_group("group", [IN])
+    engine, id = store._engine, group._row.id
+    readers = {name: engine.write(groups.join_group, id, name)[0] for name in ("a", "b")}
+
+    def report(name: str) -> dict[tuple[int, int], int]:
+        turn = engine.write(groups.report, id, name, readers[name], 60_000_000)
+        return {(item.stream, item.segment): item.position + 2 for item in turn.mine}
+
+    def answer(name: str, positions: dict[tuple[int, int], int]) -> None:
+        engine.write(groups.answer_checkpoint, id, name, readers[name], number, positions)
+
+    for name in readers:
+        assert len(report(name)) == 1
+    number = engine.write(groups.request_checkpoint, id)
+    before = {key: 5 for key in report("a")}
+    if heard:
+        answer("a", before)
+    group.reset("head")
+    if not heard:
+        answer("a", before)
+    answer("b", report("b"))
+    missing, positions = engine.read(groups.read_checkpoint, id, number, 60_000_000)
+    assert not missing and sorted(next(iter(positions.values())).values()) == [0, 2]
 
 
 def test_a_reset_puts_readers_where_it_says(store: hw.Store) -> None:
