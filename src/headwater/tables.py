@@ -151,5 +151,5 @@ def check_entry(key: str, value: bytes, version: int | None) -> None:
         raise InvalidRequestError(f"a table's value is bytes, not {type(value).__name__}")
     if len(value) > TABLE_VALUE_BYTES:
         raise InvalidRequestError(f"this value has {len(value):,} bytes; a table's value may have {TABLE_VALUE_BYTES:,}")
-    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < ABSENT):
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not ABSENT <= version < 1 << 62):
         raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {version!r}")

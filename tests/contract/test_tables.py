@@ -101,12 +101,14 @@ def test_a_name_that_is_a_stream_is_no_table(store: hw.Store, table: hw.Table) -
     [("", b"", None), (b"k", b"", None), (5, b"", None), (None, b"", None), ("a\0b", b"", None), ("\ud800", b"", None),
      ("k" * 5000, b"", None), ("k", "text", None), ("k", None, None), ("k", bytearray(b"x"), None),
      ("k", b"x" * (MIB + 1), None), ("k", b"", -1), ("k", b"", "1"),
-     ("k", b"", True), ("k", b"", 1.0)],
+     ("k", b"", True), ("k", b"", 1.0), ("k", b"", 1 << 70)],
     ids=lambda value: repr(value)[:12],
 )  # fmt: skip
-def test_what_no_table_can_hold_is_refused(table: hw.Table, key: Any, value: Any, version: Any) -> None:
+def test_what_no_table_can_hold_is_refused(store: hw.Store, table: hw.Table, key: Any, value: Any, version: Any) -> None:
     with pytest.raises(hw.InvalidRequestError):
         table.put(key, value, version)
+    with store.transaction() as tx, pytest.raises(hw.InvalidRequestError):
+        tx.put(NAME, key, value, version)
     assert list(table.items()) == []
 
 
