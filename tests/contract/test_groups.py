@@ -591,7 +591,7 @@ def test_what_was_answered_before_a_reset_is_no_part_of_a_checkpoint(store: hw.S
     for name in readers:
         assert len(report(name)) == 1
     number = engine.write(groups.request_checkpoint, id)
-    before = {key: 5 for key in report("a")}
+    before = dict.fromkeys(report("a"), 5)
     if heard:
         answer("a", before)
     group.reset("head")
