@@ -49,13 +49,10 @@ class TableChange(NamedTuple):
 class _Events:
     """Events for one stream."""
 
-    def __init__(self, stream: StreamRef) -> None:
+    def __init__(self, stream: StreamRef, check: EventCheck) -> None:
         self.stream = stream
         self.is_opaque = stream.is_opaque
-        self.check = EventCheck(stream)
-        self.forget()
-
-    def forget(self) -> None:
+        self.check = check
         self.chunks: list[Chunk] = []
         self.values: list[Any] = []
         self.keys: list[bytes | None] = []
@@ -79,8 +76,9 @@ class _Events:
 
     def close_chunk(self) -> list[Chunk]:
         if self.values:
-            self.chunks.append(make_chunk(self.stream, self.values, self.keys, self.times))
-            self.values, self.keys, self.times = [], [], {}
+            chunks = [*self.chunks, make_chunk(self.stream, self.values, self.keys, self.times)]
+            # In one line without a call, in which a Ctrl-C can't come: each event is in one of them.
+            self.chunks, self.values, self.keys, self.times = chunks, [], [], {}
         return self.chunks
 
 
@@ -153,21 +151,20 @@ class Contents:
         self.readers = [other for other in self.readers if other[3:6] != change[3:6]]
         self.readers.append(change)
 
-    def forget(self) -> None:
-        """Drop it all: it is staged, or the transaction ended."""
-        for events in self._events.values():
-            events.forget()
-        self._tables.clear()
-        self._states.clear()
-        self.readers.clear()
-        self.room = _STAGE_BYTES
+    def emptied(self) -> Contents:
+        """The same without what was given: that is staged, or the transaction ended."""
+        found = Contents(self._engine, self._router)
+        found.may_remember, found._refs, found._unseen, found._updated = self.may_remember, self._refs, self._unseen, self._updated
+        found._events = {name: _Events(events.stream, events.check) for name, events in self._events.items()}
+        return found
 
     # The streams it is for.
 
     def _events_of(self, name: str) -> _Events:
         found = self._events.get(name)
         if found is None:
-            found = self._events[name] = _Events(self._ref(name, "events"))
+            ref = self._ref(name, "events")
+            found = self._events[name] = _Events(ref, EventCheck(ref))
         return found
 
     def _fitting(self, name: str, check: Callable[[_Events], T]) -> tuple[_Events, T]:
@@ -226,6 +223,15 @@ class Contents:
         """Look at the segments again that events go to, before the next use; not at those of streams where these are the open ones."""
         for events in self._events.values():
             self._router.forget(events.stream, unless=opened.get(events.stream.id, ()))
+
+    def look_again(self) -> None:
+        """After a segment was found closed: NotFoundError or SealedError if a stream, a table or shared state can't be written any more."""
+        self.forget_routes({})
+        self.look_up()
+        for ref in [*(table for table, _ in self._tables.values()), *(stream for stream, _, _ in self._states)]:
+            # Their one segment is only closed for good.
+            self._router.forget(ref)
+            self._router.route(ref)
 
     def _route(self, events: _Events) -> Route:
         try:

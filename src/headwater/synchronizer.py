@@ -94,7 +94,7 @@ class Revisioned:
         return start, self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
 
     def _values(self, cursor: SegmentCursor) -> Iterator[tuple[Revision, bytes]]:
-        while not cursor.is_done and (batch := cursor.next_batch()) is not None:
+        while (batch := reading.next_batch(self._engine, self._ref, cursor)) is not None:
             for index, event in enumerate(batch.events()):
                 yield Revision(batch.first + index + 1), event.value
 

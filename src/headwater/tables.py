@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headwater.catalog import tables
 from headwater.catalog.flushes import Append
+from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
@@ -114,22 +115,26 @@ class Table:
     def _changes(self, after: int | None, follow: bool) -> Iterator[TableChange]:
         row = reading.get_single_segment(self._engine, self._ref)
         start = row.head if after is None else after
-        if start < row.head:
-            raise TruncatedError(f"changes of {self.name} behind version {start} were truncated", cuts.head(self._engine, self._ref))
+        self._check_kept(row, start)
         if start > row.tail:
             raise InvalidRequestError(f"{self.name} is at version {row.tail}; there is no version {start}")
         cursor = SegmentCursor(self._engine, self._ref, row, start, None if follow else row.tail)
         columns = Columns(["key", "value"])
         while True:
             seen = self._engine.changes.version()
-            batch = None if cursor.is_done else cursor.next_batch()
+            batch = reading.next_batch(self._engine, self._ref, cursor)
             if batch is not None:
                 for index, change in enumerate(batch.to_arrow(columns).to_pylist()):
                     yield TableChange(change["key"], change["value"], batch.first + index + 1)
             elif not follow:
                 return
             else:
+                self._check_kept(reading.get_single_segment(self._engine, self._ref), cursor.number)
                 self._engine.changes.wait(seen, 1.0)
+
+    def _check_kept(self, row: SegmentRow, start: int) -> None:
+        if start < row.head:
+            raise TruncatedError(f"changes of {self.name} behind version {start} were truncated", cuts.head(self._engine, self._ref))
 
 
 def check_entry(key: str, value: bytes, version: int | None) -> None:
@@ -146,5 +151,5 @@ def check_entry(key: str, value: bytes, version: int | None) -> None:
         raise InvalidRequestError(f"a table's value is bytes, not {type(value).__name__}")
     if len(value) > TABLE_VALUE_BYTES:
         raise InvalidRequestError(f"this value has {len(value):,} bytes; a table's value may have {TABLE_VALUE_BYTES:,}")
-    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < ABSENT):
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not ABSENT <= version < 1 << 62):
         raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {version!r}")

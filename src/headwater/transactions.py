@@ -280,8 +280,9 @@ class Transaction:
             self._stage_pending()
             batch = self._contents.gather(self._id)
             if batch is not None:
-                self._contents.forget()
-                self._pending = batch
+                emptied = self._contents.emptied()
+                # In one line without a call, in which a Ctrl-C can't come: what was given is always in one of them.
+                self._contents, self._pending = emptied, batch
                 self._stage_pending()
 
     def _stage_pending(self) -> None:
@@ -364,11 +365,10 @@ class Transaction:
             self._check_objects()
         began = clock.monotonic()
         caller = f"{self._caller}.{self._given}"
-        batch: Batch | None = None
+        self._check_age()
+        batch = self._contents.gather(self._id) or Batch()
         while True:
             self._check_age()
-            if batch is None:
-                batch = self._contents.gather(self._id) or Batch()
             age_us = 0 if self._is_begun else self._age_us
             self._is_asked = True
             try:
@@ -378,9 +378,12 @@ class Transaction:
             except ScaledMeanwhile:
                 continue
             except RouteStale:
-                self._contents.forget_routes({})
-                self._contents.look_up()
-                batch = None
+                self._contents.look_again()
+                stale, batch = batch, self._contents.gather(self._id) or Batch()
+                if _places(batch) == _places(stale):
+                    raise CorruptDataError(
+                        f"transaction {self._id} can't be committed: a segment it writes to is open and closed at once"
+                    ) from None
             except RollNeeded:
                 # Only what was staged before needs one, so the catalog knows of it.
                 self._is_prepared = True
@@ -456,8 +459,7 @@ class Transaction:
     def _end(self, status: TransactionStatus, *, is_whole: bool = False) -> None:
         """`is_whole`: what this handle was given is committed, its readers' positions with it; else they go back."""
         self._status = status
-        self._contents.forget()
-        self._pending = None
+        self._contents, self._pending = self._contents.emptied(), None
         for reader, moves in self._readers:
             if is_whole:
                 reader.positions_committed(moves)
@@ -475,6 +477,10 @@ class Transaction:
             self.commit()
         else:
             self._abort_quietly()
+
+
+def _places(batch: Batch) -> set[tuple[int, int]]:
+    return {(item.stream, item.append.segment) for item in batch.appends}
 
 
 def check_marker(marker: Any) -> None:

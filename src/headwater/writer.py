@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from headwater.batch import SegmentRange
 from headwater.catalog import watermarks
-from headwater.errors import InvalidRequestError
+from headwater.errors import InvalidRequestError, NotFoundError, SealedError
 from headwater.lanewriter import LaneWriter
 from headwater.model.columns import check_nested_nulls, check_values, largest_row, plain_column
 from headwater.model.keys import key_bytes, key_column
@@ -284,8 +285,10 @@ class Writer(LaneWriter):
         """Flush, then end. Closing again does nothing."""
         if not self._is_closed:
             if self._noted_us is not None:
-                self._store_note()
-                self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
+                # A stream that is sealed or gone needs no note. Whether its events were stored, the flush below tells.
+                with suppress(NotFoundError, SealedError):
+                    self._store_note()
+                    self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
             self._plain_lane = None
             super().close()
             if self._named:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
+from headwater.catalog import groups
 from headwater.readers import group as group_module
 from headwater.readers import reader as reader_module
 from tests.crash.processes import Crew, Place, wait_until
@@ -572,6 +573,35 @@ def test_a_checkpoint_counts_what_is_handed_out_and_not_committed(store: hw.Stor
     assert group.checkpoint(timeout=WAIT_SECONDS) == group.positions(), "with nobody there it is the committed positions"
 
 
+@pytest.mark.parametrize("heard", [False, True])
+def test_what_was_answered_before_a_reset_is_no_part_of_a_checkpoint(store: hw.Store, heard: bool) -> None:
+    store.create_stream(IN, scaling=hw.Scaling.fixed(2))
+    write_keys(store, IN, range(3))
+    group = store.reader_group("group", [IN])
+    engine, id = store._engine, group._row.id
+    readers = {name: engine.write(groups.join_group, id, name)[0] for name in ("a", "b")}
+
+    def report(name: str) -> dict[tuple[int, int], int]:
+        turn = engine.write(groups.report, id, name, readers[name], 60_000_000)
+        return {(item.stream, item.segment): item.position + 2 for item in turn.mine}
+
+    def answer(name: str, positions: dict[tuple[int, int], int]) -> None:
+        engine.write(groups.answer_checkpoint, id, name, readers[name], number, positions)
+
+    for name in readers:
+        assert len(report(name)) == 1
+    number = engine.write(groups.request_checkpoint, id)
+    before = dict.fromkeys(report("a"), 5)
+    if heard:
+        answer("a", before)
+    group.reset("head")
+    if not heard:
+        answer("a", before)
+    answer("b", report("b"))
+    missing, positions = engine.read(groups.read_checkpoint, id, number, 60_000_000)
+    assert not missing and sorted(next(iter(positions.values())).values()) == [0, 2]
+
+
 def test_a_reset_puts_readers_where_it_says(store: hw.Store) -> None:
     stream = store.create_stream(IN)
     write(store, IN, *"123")
@@ -852,6 +882,51 @@ def test_a_deleted_group_can_be_made_anew(store: hw.Store) -> None:
         store.reader_group("group")
     with store.reader_group("group", [IN]).reader("r") as fresh:
         assert take(fresh, 1) == ["1"]
+
+
+def just_before_it_is_made(store: hw.Store, patch: pytest.MonkeyPatch, *calls: Callable[[], Any]) -> None:
+    """Make the calls around the next write of this store."""
+    write, (before, *after) = store._engine.write, calls
+
+    def written(*args: Any, **kwargs: Any) -> Any:
+        patch.setattr(store._engine, "write", write)
+        before()
+        found = write(*args, **kwargs)
+        for call in after:
+            call()
+        return found
+
+    patch.setattr(store._engine, "write", written)
+
+
+def test_a_group_begins_at_the_head_also_if_that_is_truncated_just_before(
+    store: hw.Store, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_stream(IN)
+    write(store, IN, "1", "2")
+    cut = store.stream(IN).tail()
+    write(store, IN, "3")
+    with place.open() as other:
+        just_before_it_is_made(store, monkeypatch, lambda: other.stream(IN).truncate(cut))
+        group = store.reader_group("group", [IN])
+    with group.reader("r") as reader:
+        assert take(reader, 1) == ["3"]
+
+
+def test_no_group_is_made_of_a_stream_that_is_deleted_just_before(store: hw.Store, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_stream(IN)
+    with place.open() as other:
+        just_before_it_is_made(store, monkeypatch, lambda: other.delete_stream(IN, seal=True))
+        with pytest.raises(hw.NotFoundError, match=IN):
+            store.reader_group("group", [IN])
+    assert store.reader_groups() == []
+
+
+def test_a_group_is_made_also_if_another_of_its_name_comes_and_goes(store: hw.Store, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_stream(IN)
+    with place.open() as other:
+        just_before_it_is_made(store, monkeypatch, lambda: other.reader_group("group", [IN]), lambda: other.reader_group("group").delete())
+        assert position(store.reader_group("group", [IN])) == {0: 0}
 
 
 def test_a_stream_deleted_and_made_anew_is_another_one(store: hw.Store) -> None:

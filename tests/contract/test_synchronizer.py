@@ -47,6 +47,18 @@ def test_an_append_at_the_expected_revision(store: hw.Store) -> None:
     assert list(log.read(after=second)) == [(third, b"c")] and list(log.read(after=third)) == []
 
 
+def test_values_truncated_under_one_who_reads_them_are_told_with_the_head(store: hw.Store) -> None:
+    log = store.revisioned(LOG)
+    for _ in range(600):
+        log.append(bytes(1000))
+    values = log.read()
+    assert next(values)[0] == 1
+    log.truncate(590)
+    with pytest.raises(hw.TruncatedError) as found:
+        list(values)
+    assert found.value.head == store.stream(LOG).head()
+
+
 def test_of_many_conditional_appends_at_a_revision_one_wins(store: hw.Store, place: Place) -> None:
     with place.open() as other:
         logs = [store.revisioned(LOG), other.revisioned(LOG)]

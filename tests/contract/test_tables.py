@@ -101,12 +101,14 @@ def test_a_name_that_is_a_stream_is_no_table(store: hw.Store, table: hw.Table) -
     [("", b"", None), (b"k", b"", None), (5, b"", None), (None, b"", None), ("a\0b", b"", None), ("\ud800", b"", None),
      ("k" * 5000, b"", None), ("k", "text", None), ("k", None, None), ("k", bytearray(b"x"), None),
      ("k", b"x" * (MIB + 1), None), ("k", b"", -1), ("k", b"", "1"),
-     ("k", b"", True), ("k", b"", 1.0)],
+     ("k", b"", True), ("k", b"", 1.0), ("k", b"", 1 << 70)],
     ids=lambda value: repr(value)[:12],
 )  # fmt: skip
-def test_what_no_table_can_hold_is_refused(table: hw.Table, key: Any, value: Any, version: Any) -> None:
+def test_what_no_table_can_hold_is_refused(store: hw.Store, table: hw.Table, key: Any, value: Any, version: Any) -> None:
     with pytest.raises(hw.InvalidRequestError):
         table.put(key, value, version)
+    with store.transaction() as tx, pytest.raises(hw.InvalidRequestError):
+        tx.put(NAME, key, value, version)
     assert list(table.items()) == []
 
 
@@ -313,6 +315,48 @@ def test_a_deleted_table_says_so_whatever_it_is_asked(store: hw.Store, table: hw
     for ask in (lambda: table.get("k"), lambda: list(table.items()), lambda: len(table), lambda: list(table.changes())):
         with pytest.raises(hw.NotFoundError):
             ask()
+
+
+def truncate(store: hw.Store, version: int) -> hw.Cut:
+    stream = store.stream(NAME)
+    stream.truncate(hw.Cut(store.id, {NAME: stream.head().streams[NAME]._replace(segments={0: version})}))
+    return stream.head()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_follower_that_waits_is_told_that_its_table_was_deleted_or_truncated(store: hw.Store, place: Place, deleted: bool) -> None:
+    # A handle of its own: it is closed also if the follower waits for ever.
+    following = place.open()
+    table = following.table(NAME)
+    table.put("k", b"1")
+    follower = table.changes(follow=True)
+    assert next(follower).version == 1
+    pool = ThreadPoolExecutor()
+    if deleted:
+        coming = pool.submit(next, follower)
+        store.delete_stream(NAME, seal=True)
+        with pytest.raises(hw.NotFoundError):
+            coming.result(10)
+    else:
+        table.put("k", b"2")
+        head = truncate(store, 2)
+        coming = pool.submit(next, follower)
+        with pytest.raises(hw.TruncatedError) as found:
+            coming.result(10)
+        assert found.value.head == head
+    pool.shutdown(wait=False)
+    following.close()
+
+
+def test_changes_truncated_under_one_who_reads_them_are_told_with_the_head(store: hw.Store, table: hw.Table) -> None:
+    for _ in range(600):
+        table.put("k", bytes(1000))
+    changes = table.changes()
+    assert next(changes).version == 1
+    head = truncate(store, 590)
+    with pytest.raises(hw.TruncatedError) as found:
+        list(changes)
+    assert found.value.head == head
 
 
 def test_a_table_is_not_forked_or_scaled(store: hw.Store, table: hw.Table) -> None:

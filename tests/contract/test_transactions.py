@@ -18,6 +18,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog import commits
+from headwater.catalog.targets import RouteStale
 from headwater.check import check_store
 from headwater.runtime import failpoints
 from tests.crash.processes import Crew, Place, wait_until
@@ -917,6 +918,45 @@ def test_sealing_a_stream_aborts_its_open_transactions(store: hw.Store) -> None:
     store.delete_stream(TWO)
     with pytest.raises(hw.NotFoundError):
         store.transaction().write(TWO, "x")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("name", [TABLE, STATE, ONE])
+def test_what_was_sealed_or_deleted_before_anything_was_staged_for_it_is_told_by_the_commit(
+    store: hw.Store, place: Place, name: str, deleted: bool
+) -> None:
+    store.table(TABLE)
+    state = counter(store)
+    tx = store.transaction()
+    tx.write(TWO, "1")
+    if name == TABLE:
+        tx.put(TABLE, "k", b"v")
+    elif name == STATE:
+        tx.update(state, [1])
+    else:
+        tx.write(ONE, "1")
+    with place.open() as other:
+        other.stream(name).seal()
+        if deleted:
+            other.delete_stream(name)
+    with pytest.raises(hw.NotFoundError if deleted else hw.SealedError):
+        tx.commit()
+    assert tx.status is ABORTED and values(store, TWO) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_commit_ends_also_if_a_segment_is_called_closed_that_is_open(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(*_: Any) -> None:
+        raise RouteStale
+
+    monkeypatch.setattr(commits, "commit", commit)
+    tx = store.transaction()
+    tx.write(ONE, "1")
+    tx.write(TWO, "1")
+    with pytest.raises(hw.CorruptDataError):
+        tx.commit()
+    assert tx.status is ABORTED
 
 
 # Markers.

@@ -10,6 +10,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog import watermarks
+from headwater.catalog.database import Tx
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -113,3 +114,72 @@ def test_older_marks_go(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> Non
         for second in range(10):
             writer.note_time(at(second))
     assert len(store._engine.read(watermarks.list_marks, stream.id)) == 3
+
+
+def test_a_note_on_a_deleted_stream_says_so_and_its_writer_can_be_closed(store: hw.Store) -> None:
+    stream = store.create_stream("a/b")
+    noting, closed, given = stream.writer(), stream.writer(), stream.writer()
+    for writer in (closed, given):
+        writer.write(b"1")
+        writer.note_time(at(1))
+    store.delete_stream("a/b", seal=True)
+    with pytest.raises(hw.NotFoundError, match="deleted"):
+        noting.note_time(at(2))
+    noting.close()
+    closed.close()
+    given.write(b"2")
+    with pytest.raises((hw.NotFoundError, hw.SealedError)):
+        given.close()
+    given.close()
+
+
+def test_a_store_is_closed_though_a_stream_was_deleted_for_which_a_time_was_noted(tmp_path: Path, catalog_url: str | None) -> None:
+    store = hw.open(tmp_path / "store", catalog=catalog_url)
+    deleted, other = store.create_stream("a/b").writer(), store.create_stream("a/c").writer()
+    deleted.write(b"1")
+    deleted.note_time(START)
+    deleted.flush()
+    other.write(b"kept")
+    store.delete_stream("a/b", seal=True)
+    store.close()
+    with hw.open(tmp_path / "store", catalog=catalog_url) as store:
+        assert [event.value for event in store.stream("a/c").read()] == [b"kept"]
+
+
+def test_a_note_on_a_sealed_stream_changes_nothing(store: hw.Store) -> None:
+    stream = store.create_stream("a/b")
+    group = store.reader_group("group", ["a/b"])
+    with stream.writer() as writer:
+        writer.write(b"1", time=at(1))
+        writer.flush()
+        stream.seal()
+        writer.note_time(at(1000))
+        assert group.time_window() == hw.TimeWindow(None, None), "nothing was read"
+
+
+def test_a_mark_without_a_place_from_an_older_version_counts_for_nothing(store: hw.Store) -> None:
+    stream = store.create_stream("a/b")
+    group = store.reader_group("group", ["a/b"])
+    sql = "INSERT INTO watermark (stream, number, low, high, numbers) VALUES (?, 1, 5, 5, '{}')"
+    store._engine.write(lambda tx: tx.run(sql, (stream.id,)))
+    assert group.time_window() == hw.TimeWindow(None, None)
+
+
+def test_a_writer_that_notes_the_same_time_again_is_not_idle(store: hw.Store) -> None:
+    stream = store.create_stream("a/b")
+    # Another's note lets go who is idle.
+    idle_us = 3_600_000_000
+
+    def noted_before(tx: Tx) -> None:
+        tx.run("UPDATE noted_time SET noted_at = noted_at - ? WHERE writer = 'slow'", (2 * idle_us,))
+
+    engine = store._engine
+    for writer, second in (("slow", 10), ("fast", 20)):
+        engine.write(watermarks.note_time, stream.id, writer, second, idle_us)
+    engine.write(noted_before)
+    engine.write(watermarks.note_time, stream.id, "slow", 10, idle_us)
+    engine.write(watermarks.note_time, stream.id, "fast", 30, idle_us)
+    assert [mark.low for mark in engine.read(watermarks.list_marks, stream.id)] == [10]
+    engine.write(noted_before)
+    engine.write(watermarks.note_time, stream.id, "fast", 40, idle_us)
+    assert [mark.low for mark in engine.read(watermarks.list_marks, stream.id)] == [10, 40]

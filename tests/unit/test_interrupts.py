@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import headwater as hw
 from headwater.runtime.flag import Flag
 from headwater.runtime.heart import Heart
 from headwater.runtime.workers import Task, Workers
@@ -73,3 +76,32 @@ def test_workers_work_after_any_interrupt_of_who_gives_them_something() -> None:
     assert interrupt_everywhere(lambda: workers.submit(lambda: 1).result()) > 2
     assert [workers.submit(lambda: 7).result() for _ in range(5)] == [7] * 5
     assert ends(workers.close)
+
+
+@pytest.mark.timeout(120)
+# A Ctrl-C leaves connections behind that nobody closed.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_a_transaction_was_given_is_committed_after_any_interrupt_of_its_flush(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        stream, table = store.create_stream("a/events"), store.table("a/table")
+        state = store.synchronizer("a/state", 0, lambda count, more: count + more)
+
+        def is_interrupted(at: int) -> bool:
+            tx = store.transaction()
+            tx.write("a/events", f"{at}a", key="k")
+            tx.write_batch("a/events", pa.record_batch({"value": pa.array([b"%db" % at], pa.binary())}))
+            tx.write("a/events", f"{at}c", key="k")
+            tx.put("a/table", str(at), b"")
+            tx.update(state, [1])
+            found = interrupt(tx.flush, at)
+            tx.write("a/events", f"{at}d", key="k")
+            tx.commit()
+            assert state.fetch() == at + 1
+            return found
+
+        at = 0
+        while is_interrupted(at):
+            at += 1
+        assert at > 20
+        assert [event.value.decode() for event in stream.read()] == [f"{number}{part}" for number in range(at + 1) for part in "abcd"]
+        assert len(table) == at + 1

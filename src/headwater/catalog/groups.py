@@ -464,15 +464,20 @@ def request_checkpoint(tx: Tx, group: int) -> int:
 
 def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoint: int, positions: dict[tuple[int, int], int]) -> None:
     """A reader's answer: what it had handed out, when it was next asked for an event."""
+    row = _lock(tx, group)
+    # A reset that the reader has not heard of took its segments: where it was in them counts no more.
+    held = {(item.stream, item.segment) for item in list_frontier(tx, group) if item.reader == reader}
+    positions = {key: number for key, number in positions.items() if key in held}
     tx.run(
         "UPDATE group_reader SET checkpoint = ?, positions = ?, seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ?",
-        (checkpoint, dump_positions(0, positions).decode(), group, reader, generation),
+        (checkpoint, dump_positions(row.generation, positions).decode(), group, reader, generation),
     )
 
 
 def read_checkpoint(tx: Tx, group: int, checkpoint: int, dead_after_us: int) -> tuple[list[str], dict[int, dict[int, int]]]:
     """(readers that have not answered, positions by stream and segment): a cut, once nobody is missing."""
     frontier = list_frontier(tx, group)
+    present = [row[0] for row in tx.run("SELECT generation FROM reader_group WHERE id = ?", (group,))]
     found: dict[int, dict[int, int]] = {}
     for item in frontier:
         found.setdefault(item.stream, {})[item.segment] = item.position
@@ -485,7 +490,10 @@ def read_checkpoint(tx: Tx, group: int, checkpoint: int, dead_after_us: int) -> 
             if not dead and any(item.reader == reader for item in frontier):
                 missing.append(reader)
             continue
-        for (stream, segment), number in _load(positions.encode())[1].items() if positions else ():
+        group_generation, numbers = _load(positions.encode()) if positions else (None, {})
+        if group_generation not in present:
+            continue  # It answered before a reset, and is where that put it.
+        for (stream, segment), number in numbers.items():
             if segment in found.get(stream, {}) and number > found[stream][segment]:
                 found[stream][segment] = number
     return sorted(missing), found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from headwater.catalog import segments
+from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 
 #: Marks kept for each stream; older ones go.
@@ -25,12 +25,13 @@ class Mark(NamedTuple):
 
 
 def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> None:
-    """Note a writer's time, after its events up to then are durable."""
-    tx.run("SELECT id FROM stream WHERE id = ? FOR UPDATE", (stream,))
+    """Note a writer's time, after its events up to then are durable. NotFoundError if the stream was deleted."""
+    if streams.lock_stream(tx, stream).sealed_at is not None:
+        return  # No events come any more; and without open segments there is no place for a mark.
     tx.run(
         "INSERT INTO noted_time (stream, writer, time, noted_at) VALUES (?, ?, ?, now_us()) "
-        "ON CONFLICT (stream, writer) DO UPDATE SET time = excluded.time, noted_at = excluded.noted_at "
-        "WHERE noted_time.time < excluded.time",
+        "ON CONFLICT (stream, writer) DO UPDATE SET noted_at = excluded.noted_at, "
+        "time = CASE WHEN noted_time.time < excluded.time THEN excluded.time ELSE noted_time.time END",
         (stream, writer, time_us),
     )
     tx.run("DELETE FROM noted_time WHERE stream = ? AND writer <> ? AND noted_at < now_us() - ?", (stream, writer, idle_us))

@@ -131,14 +131,7 @@ class ReaderGroup:
         places = [(ref, cuts.fix(self._engine, ref, cut)) for ref in sorted(self._refs(), key=lambda ref: ref.id)]
 
         def work(tx: Tx) -> None:
-            # Under the streams' locks: retention by what groups have read is decided before, and seen here, or sees where the group is.
-            for ref, _ in places:
-                try:
-                    streams.lock_stream(tx, ref.id)
-                except NotFoundError:
-                    raise deleted(ref) from None
-            positions = {ref.id: cuts.numbers_in(tx, self._engine.store_id, ref, place) for ref, place in places}
-            groups.reset_group(tx, self._row.id, positions)
+            groups.reset_group(tx, self._row.id, _locked_positions(tx, self._engine.store_id, places))
 
         self._engine.write(work)
 
@@ -205,8 +198,8 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
     """The group of this name, made if streams are given and it is missing. AlreadyExistsError if it has other streams."""
     engine = store._engine
     parse_word(name, "reader group")
-    found = engine.read(groups.find_group, name)
     if streams is None:
+        found = engine.read(groups.find_group, name)
         if found is None:
             raise NotFoundError(f"there is no reader group {name!r}: give the streams it shall read to create it")
         return ReaderGroup(store, found)
@@ -216,19 +209,41 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
     for ref in refs:
         if ref.kind != "events":
             raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events")
-    if found is None:
-        positions = {ref.id: cuts.numbers(engine, ref, start if start is not None else "head") for ref in refs}
-        ends = {ref.id: cuts.numbers(engine, ref, end) for ref in refs} if end is not None else None
-        found = engine.write(groups.create_group, name, {ref.id: ref.name for ref in refs}, positions, ends)
-        if found is not None:
-            return ReaderGroup(store, found)
-        found = engine.read(groups.find_group, name)
-        assert found is not None
+    while (found := engine.read(groups.find_group, name)) is None:
+        made = _create(engine, name, sorted(refs, key=lambda ref: ref.id), start, end)
+        if made is not None:
+            return ReaderGroup(store, made)
     if set(found.streams) != {ref.id for ref in refs}:
         raise AlreadyExistsError(
             f"the reader group {name!r} exists and reads {', '.join(sorted(found.streams.values()))}, not {', '.join(sorted(streams))}"
         )
     return ReaderGroup(store, found)
+
+
+def _create(engine: Engine, name: str, refs: list[StreamRef], start: Place, end: Place) -> GroupRow | None:
+    """The new group; None if the name is taken by now."""
+    starts = [(ref, cuts.fix(engine, ref, start)) for ref in refs]
+    stops = [(ref, cuts.fix(engine, ref, end)) for ref in refs] if end is not None else None
+
+    def work(tx: Tx) -> GroupRow | None:
+        positions = _locked_positions(tx, engine.store_id, starts)
+        ends = _locked_positions(tx, engine.store_id, stops) if stops is not None else None
+        return groups.create_group(tx, name, {ref.id: ref.name for ref in refs}, positions, ends)
+
+    return engine.write(work)
+
+
+def _locked_positions(tx: Tx, store_id: str, places: list[tuple[StreamRef, Place]]) -> dict[int, dict[int, int]]:
+    """Where a group shall be, in streams given in the order of their ids. They are locked: none of it is truncated before it is there.
+
+    Retention by what groups have read is decided before, and seen here, or sees where the group is.
+    """
+    for ref, _ in places:
+        try:
+            streams.lock_stream(tx, ref.id)
+        except NotFoundError:
+            raise deleted(ref) from None
+    return {ref.id: cuts.numbers_in(tx, store_id, ref, place) for ref, place in places}
 
 
 def _positions(tx: Tx, group: int) -> dict[int, dict[int, int]]:
@@ -270,6 +285,8 @@ def _time_window(tx: Tx, group: GroupRow) -> tuple[int | None, int | None]:
         passed: int | None = None
         ahead: int | None = None
         for mark in watermarks.list_marks(tx, stream):
+            if not mark.numbers:
+                continue  # Noted when the stream was sealed already, by an older version: it is at no place.
             behind = [_is_passed(segment, number, numbers, spans, frontier) for segment, number in mark.numbers.items()]
             if all(behind):
                 passed = mark.low

@@ -134,6 +134,14 @@ def _with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> Trun
     return TruncatedError(error.message, cuts.head(engine, stream))
 
 
+def next_batch(engine: Engine, stream: StreamRef, cursor: SegmentCursor) -> Batch | None:
+    """What a cursor has next, None if there is nothing. TruncatedError, with the stream's head, if it was truncated."""
+    try:
+        return None if cursor.is_done else cursor.next_batch()
+    except TruncatedError as error:
+        raise _with_head(engine, stream, error) from None
+
+
 def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[Batch | None]:
     """The batches from a place on, for ever: None whenever there is nothing for a while. Ends when the stream is sealed and read."""
     ranges = cuts.open_ranges(engine, stream, start)
@@ -169,10 +177,7 @@ def _follow(
                 tails = tails if tails is not None else dict(engine.look(_tails, stream))
                 if tails.get(cursor.segment, 1 << 62) <= cursor.number:
                     continue
-            try:
-                batch = None if cursor.is_done else cursor.next_batch()
-            except TruncatedError as error:
-                raise _with_head(engine, stream, error) from None
+            batch = next_batch(engine, stream, cursor)
             if batch is not None:
                 found = True
                 yield batch
