@@ -84,7 +84,7 @@ def test_workers_work_after_any_interrupt_of_who_gives_them_something() -> None:
 def test_what_a_transaction_was_given_is_committed_after_any_interrupt_of_its_flush(tmp_path: Path) -> None:
     with hw.open(tmp_path / "store", upkeep=False) as store:
         stream, table = store.create_stream("a/events"), store.table("a/table")
-        state = store.synchronizer("a/state", 0, lambda count, more: count + more)
+        state: hw.Synchronizer[int, int] = store.synchronizer("a/state", 0, lambda count, more: count + more)
 
         def is_interrupted(at: int) -> bool:
             tx = store.transaction()
