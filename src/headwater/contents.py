@@ -111,19 +111,23 @@ class Contents:
     def write(self, stream: str, value: bytes | str | Mapping[str, Any], key: bytes | str | int | None, time: datetime | None) -> None:
         events = self._events.get(stream) or self._events_of(stream)
         if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
-            events.keys.append(key_bytes(key))
-            events.values.append(value)
             self.room -= len(value) + EVENT_OVERHEAD_BYTES
+            routing_key = key_bytes(key)
+            # Without a call between them, in which a Ctrl-C could come: each value has its own key.
+            events.keys += (routing_key,)
+            events.values += (value,)
         else:
             self._write_checked(stream, value, key, time)
 
     def _write_checked(self, stream: str, value: Any, key: bytes | str | int | None, time: datetime | None) -> None:
         events, (checked, routing_key, size) = self._fitting(stream, lambda events: events.check(value, key, time))
-        if time is not None:
-            events.times[len(events.values)] = time
-        events.values.append(checked)
-        events.keys.append(routing_key)
         self.room -= size + EVENT_OVERHEAD_BYTES
+        index = len(events.values)
+        # As above: each value has its own key and time.
+        if time is not None:
+            events.times[index] = time
+        events.keys += (routing_key,)
+        events.values += (checked,)
 
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None) -> int:
         """Returns how many events it has."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -105,3 +107,20 @@ def test_what_a_transaction_was_given_is_committed_after_any_interrupt_of_its_fl
         assert at > 20
         assert [event.value.decode() for event in stream.read()] == [f"{number}{part}" for number in range(at + 1) for part in "abcd"]
         assert len(table) == at + 1
+
+
+def test_each_event_of_a_transaction_has_its_own_key_and_time_after_any_interrupt_of_its_write(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        stream = store.create_stream("a/events")
+        for time in (None, datetime(2026, 1, 1, tzinfo=UTC)):
+            at = 0
+            interrupted = True
+            while interrupted:
+                with store.transaction() as tx:
+                    tx.write("a/events", "before", key="before")
+                    interrupted = interrupt(partial(tx.write, "a/events", "k", key="k", time=time), at)
+                    tx.write("a/events", "after", key="after")
+                at += 1
+            assert at > 2
+        for event in stream.read():
+            assert event.key == event.value and (event.time != time or event.value == b"k")
