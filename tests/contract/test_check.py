@@ -22,6 +22,9 @@ from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import failpoints
 from headwater.streams import forks
 
+# Many kinds of damage: not for a quick run.
+pytestmark = pytest.mark.slow
+
 Open = Callable[[], hw.Store]
 HURT, WHOLE = "a/hurt", "a/whole"
 EVENTS = 3000

@@ -19,6 +19,9 @@ from headwater.segments import routing
 from headwater.segments.flush import Flusher
 from tests.crash.processes import Place
 
+# Threads and processes that wait for each other: not for a quick run.
+pytestmark = pytest.mark.slow
+
 WAIT_SECONDS = 30.0
 
 

@@ -14,6 +14,9 @@ import headwater as hw
 from headwater.errors import OutcomeUnknownError
 from headwater.readers import reader as reader_module
 
+# An interrupt at each moment: not for a quick run.
+pytestmark = pytest.mark.slow
+
 IN, OUT = "g/in", "g/out"
 
 

@@ -16,6 +16,9 @@ from headwater.segments import read
 from headwater.segments.engine import Engine
 from tests.crash.processes import Place
 
+# Many small blocks: not for a quick run.
+pytestmark = pytest.mark.slow
+
 #: Above what goes into the catalog itself.
 LARGE = bytes(100_000)
 

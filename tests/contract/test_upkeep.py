@@ -24,6 +24,9 @@ from headwater.segments import tiering
 from headwater.streams import garbage, retention, upkeep
 from tests.crash.processes import Place, wait_until
 
+# Threads, leases and time-outs: not for a quick run.
+pytestmark = pytest.mark.slow
+
 #: What upkeep's own transactions may take, with room for a busy machine; the goal is 20 ms, the benchmark of a quiet one.
 LONGEST_SECONDS = 0.1
 

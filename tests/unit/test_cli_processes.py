@@ -16,6 +16,9 @@ import pytest
 import headwater as hw
 from tests.rights import obey_permissions
 
+# Processes of their own: not for a quick run.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()"]
 PATIENCE_SECONDS = 60.0

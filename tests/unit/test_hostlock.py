@@ -17,6 +17,9 @@ import pytest
 from headwater.catalog.hostlock import HostLock
 from headwater.errors import UnavailableError
 
+# Processes that wait for each other: not for a quick run.
+pytestmark = pytest.mark.slow
+
 HOLD = """
 import sys
 from headwater.catalog.hostlock import HostLock

@@ -80,6 +80,7 @@ def test_workers_work_after_any_interrupt_of_who_gives_them_something() -> None:
     assert ends(workers.close)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 # A Ctrl-C leaves connections behind that nobody closed.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
