@@ -78,7 +78,7 @@ def test_every_promise_holds_after_a_history(place: Place, crew: Crew, tmp_path:
 @pytest.mark.parametrize("fault", [pytest.param(fault, marks=pytest.mark.long if fault in LONG else ()) for fault in FAULTS])
 def test_the_checker_finds_a_planted_fault(fault: str, sqlite_place: Place, crew: Crew, tmp_path: Path) -> None:
     # On a busy machine too little may happen in one.
-    for seed in range(1, 9):
+    for seed in range(1, 25):
         place = Place(f"{sqlite_place.url}-{seed}", None)
         place.open(create=True).close()
         try:
