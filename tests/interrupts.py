@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -20,13 +20,13 @@ def interrupt_everywhere(call: Callable[[], Any]) -> int:
     return at
 
 
-def interrupt(call: Callable[[], Any], at: int) -> bool:
-    """Make the call with a Ctrl-C at one of its moments; False if it has not as many."""
+def interrupt(call: Callable[[], Any], at: int, *, moments: Collection[str] = _MOMENTS, not_in: str | None = None) -> bool:
+    """Make the call with a Ctrl-C at one of its moments, those in one file left out; False if it has not as many."""
     seen = 0
 
     def look(frame: FrameType, event: str, _: object) -> None:
         nonlocal seen
-        if event in _MOMENTS:
+        if event in moments and frame.f_code.co_filename != not_in:
             seen += 1
             if seen == at + 1:
                 sys.setprofile(None)

@@ -254,7 +254,8 @@ class Stream:
 
     def _between(self, start: Place, end: Place) -> tuple[StreamRef, list[Range]]:
         """What lies between two places, and the stream as of then: its schema has all that those events have."""
-        found = cuts.ranges(self._store._engine, self._check_events(), start, end)
+        self._check_kind("events")
+        found = cuts.ranges(self._store._engine, self._ref, start, end)
         return self._refresh(), found
 
     def _check_events(self) -> StreamRef:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 import headwater as hw
 from headwater.errors import OutcomeUnknownError
 from headwater.readers import reader as reader_module
+from tests.interrupts import interrupt
 
 # An interrupt at each moment: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -86,28 +85,8 @@ def test_a_reader_that_went_back_and_read_nothing_goes_on_behind_what_is_committ
 
 
 def interrupt_inside(call: Callable[[], Any], at: int) -> bool:
-    """Make the call with a Ctrl-C at one of the moments that are not this file's; False if it has not as many.
-
-    Not where a function returned: there the interpreter does not look for signals, and what it returned would be lost here.
-    """
-    seen = 0
-
-    def look(frame: FrameType, event: str, _: object) -> None:
-        nonlocal seen
-        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
-            seen += 1
-            if seen == at + 1:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-    sys.setprofile(look)
-    try:
-        call()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(None)
-    return seen > at
+    """Not in this file, and not where a function returned: there no signal is looked for, and what it returned would be lost here."""
+    return interrupt(call, at, moments=("call", "c_return"), not_in=__file__)
 
 
 def numbers_of(found: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ class _Lost(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
-class BlockCheck:
+class BlockCheck(ABC):
     """Checks blocks of one stream. Those that it finds are told apart by the numbers of their extents."""
 
     def __init__(self, engine: Engine, stream: StreamRef, report: CheckReport, objects: SeenObjects) -> None:
@@ -56,9 +57,9 @@ class BlockCheck:
         self._objects = objects
         self._lost: dict[tuple[str, str, int | None], _Lost] = {}
 
+    @abstractmethod
     def _still_names(self, extent: Extent) -> bool:
         """Whether the catalog still says that these bytes hold events: rows go before bytes do, and a stream's schemas with it."""
-        raise NotImplementedError
 
     def _report_lost(self, where: str, segment: int | None) -> None:
         for lost in self._lost.values():

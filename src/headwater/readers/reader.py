@@ -10,9 +10,9 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -36,6 +36,8 @@ from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, Columns, SegmentCursor
 from headwater.streams import cuts
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Key = tuple[int, int]
 Positions = dict[Key, int]
 
@@ -102,6 +104,10 @@ class Reader:
 
     def read(self, timeout: float = 1.0) -> Event | None:
         """The next event, None if there is none within `timeout` seconds."""
+        return self._hand_over(self._read, timeout)
+
+    def _hand_over(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a read finds. After an error, a Ctrl-C too, none of it counts as handed out."""
         is_settled = False
         self._check_open()
         try:
@@ -110,8 +116,8 @@ class Reader:
                 self._settle()
                 is_settled = True
                 self._begin_read()
-                event = self._read(timeout)
-            return event
+                found = read(*args, **kwargs)
+            return found
         except BaseException:
             if is_settled:
                 self._step_back()
@@ -140,22 +146,10 @@ class Reader:
         """The next events of one segment, up to `max_events`, with `_key, _time, _stream, _segment, _number`; None if there are none."""
         if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
             raise InvalidRequestError(f"max_events is a whole number of at least 1, not {max_events!r}")
-        is_settled = False
-        self._check_open()
-        try:
-            with self._lock:
-                self._check_open()
-                self._settle()
-                is_settled = True
-                self._begin_read()
-                found = self._read_batch(max_events, time.monotonic() + timeout)
-            return found
-        except BaseException:
-            if is_settled:
-                self._step_back()
-            raise
+        return self._hand_over(self._read_batch, max_events, timeout)
 
-    def _read_batch(self, max_events: int, deadline: float) -> pa.RecordBatch | None:
+    def _read_batch(self, max_events: int, timeout: float) -> pa.RecordBatch | None:
+        deadline = time.monotonic() + timeout
         while self._batch is None or self._batch[2] >= self._batch[1].count:
             self._drop_batch()
             if not self._next_batch(deadline):
