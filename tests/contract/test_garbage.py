@@ -15,11 +15,11 @@ import pytest
 import headwater as hw
 from headwater.catalog import objects, sessions
 from headwater.check import check_store
-from headwater.model.limits import LOCAL_WRITES
 from headwater.runtime import failpoints
 from headwater.storage import layout
 from headwater.storage.journal import FileJournal
 from headwater.streams import garbage
+from headwater.streams.garbage import KEPT_JOURNALS
 from tests.crash.processes import Crew, Place
 from tests.crash.workers import obey
 
@@ -106,8 +106,8 @@ def test_the_journal_is_trimmed_behind_tiering_and_the_file_in_use_stays(tmp_pat
             journals = [row[0] for row in store._engine.database.query("SELECT key FROM object ORDER BY key")]
             report = store.run_upkeep()
             left = [key for key in stored(store) if key in journals]
-            assert left == journals[-LOCAL_WRITES:], "the newest ones may still be written to"
-            assert report.objects_deleted == len(journals) - LOCAL_WRITES > 0
+            assert left == journals[-KEPT_JOURNALS:], "the newest ones may still be written to"
+            assert report.objects_deleted == len(journals) - KEPT_JOURNALS > 0
             for number in range(20, 40):
                 writer.write(b"%d|" % number + LARGE).result()
             store.run_upkeep()
@@ -138,7 +138,7 @@ def test_a_flush_that_is_stored_and_not_committed_keeps_its_file(store: hw.Store
 def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_failures(
     store: hw.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Upkeep goes by that: a file of a live session that is older than its newest two is taken for finished."""
+    """Upkeep goes by that: a file of a live session that is not among its newest few is taken for finished."""
     stream = store.create_stream("g/x")
     began_first, stored_second, failures = threading.Event(), threading.Event(), list[str]()
     append = FileJournal.append

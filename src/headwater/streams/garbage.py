@@ -21,6 +21,9 @@ _SLICE = 200
 #: A transaction may store its blocks before the catalog hears of it. One that is not heard of for this long is aborted there first, so
 #: that a commit which comes after all is refused: then its bytes can go.
 _UNHEARD_SECONDS = 3600.0
+#: So many of a live session's newest journal files may still be named. A flush lies at most LOCAL_WRITES - 1 files before those that were
+#: stored at the same time, and while one of these keeps it from its commit, LOCAL_WRITES - 2 more may begin, each with a file of its own.
+KEPT_JOURNALS = 2 * LOCAL_WRITES - 2
 _PREFIXES = (layout.JOURNAL_PREFIX, layout.OBJECT_PREFIX, layout.CHUNK_PREFIX, layout.TRANSACTION_PREFIX)
 
 
@@ -54,10 +57,9 @@ def _may_be_named(tx: Tx, row: ObjectRow, owners: Owners) -> bool:
         return True  # Not one of ours to judge.
     if found.kind != "journal" or found.session not in owners.sessions:
         return False  # Other objects are named once, in the commit that made their row.
-    # Flushes that are stored at the same time may lie in two files in the wrong order, but no further apart.
     last = layout.object_id(found.session, layout.INDEXES - 1)
     newest = objects.find_newest(tx, layout.object_id(found.session, 0), last)
-    return newest is None or newest - row.id < LOCAL_WRITES
+    return newest is None or newest - row.id < KEPT_JOURNALS
 
 
 def collect_orphans(engine: Engine, session: int) -> int:
