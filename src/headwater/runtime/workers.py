@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_IDLE_SECONDS = 1.0
 
 
 class Task(Generic[T]):
@@ -62,15 +65,21 @@ class Later(Generic[T]):
 
 
 class Workers:
-    """Runs calls on up to `limit` threads, which are begun as they are needed."""
+    """Runs calls on up to `limit` threads, which are begun as they are needed.
 
-    def __init__(self, name: str, limit: int) -> None:
+    Of those that wait, the one that was busy last is called first: it has memory at hand, and the others give theirs back. `when_idle` is
+    called on a thread that had nothing to do for a second.
+    """
+
+    def __init__(self, name: str, limit: int, when_idle: Callable[[], None] | None = None) -> None:
         self._name = name
         self._limit = limit
-        self._queue: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
+        self._when_idle = when_idle
         self._lock = threading.Lock()
+        self._tasks: deque[Task[Any]] = deque()
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        #: The bells of those that wait, the one that was busy last at the end.
+        self._idle: list[queue.SimpleQueue[None]] = []
         self._closed = False
 
     def submit(self, call: Callable[[], T], when_done: Callable[[], None] | None = None) -> Task[T]:
@@ -78,32 +87,47 @@ class Workers:
         with self._lock:
             if self._closed:
                 raise RuntimeError("these workers are closed")
-            if self._idle <= self._queue.qsize() and len(self._threads) < self._limit:
+            self._tasks.append(task)
+            if self._idle:
+                # Rung before it is taken from the list: after a Ctrl-C in between it is rung once too often, and not never.
+                self._idle[-1].put(None)
+                self._idle.pop()
+            elif len(self._threads) < self._limit:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        self._queue.put(task)
         return task
 
     def _work(self) -> None:
+        bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         while True:
+            task = None
             with self._lock:
-                self._idle += 1
-            task = self._queue.get()
-            with self._lock:
-                self._idle -= 1
+                if self._tasks:
+                    task = self._tasks.popleft()
+                elif self._closed:
+                    return
+                elif bell not in self._idle:
+                    self._idle.append(bell)
             if task is None:
-                self._queue.put(None)  # for the next one
-                return
-            task.run()
-            # Or its result would be kept until the next one comes: eight threads had 60 MB of what was read last.
-            del task
+                self._wait(bell)
+            else:
+                task.run()
+
+    def _wait(self, bell: queue.SimpleQueue[None]) -> None:
+        try:
+            bell.get(timeout=_IDLE_SECONDS if self._when_idle is not None else None)
+        except queue.Empty:
+            assert self._when_idle is not None
+            self._when_idle()
+            bell.get()
 
     def close(self) -> None:
         """Let running calls end, then the threads."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
-        self._queue.put(None)
+            for bell in self._idle:
+                bell.put(None)
         for thread in threads:
             thread.join(timeout=10)

@@ -46,7 +46,8 @@ class Engine:
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, int], pa.Schema] = {}
         self.chunks = ChunkFiles(self.storage)
-        self.workers = Workers("headwater-io", 8)
+        # Arrow's allocator keeps what was freed for each thread, also for those that do nothing any more.
+        self.workers = Workers("headwater-io", 8, pa.default_memory_pool().release_unused)
 
     def after_fork(self) -> None:
         self._begin()
