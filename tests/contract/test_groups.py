@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -748,6 +749,41 @@ def test_a_bounded_group_ends_at_its_end(store: hw.Store, commit: str) -> None:
     assert group.lag().events == 0 and group.positions() == end
     with group.reader("again") as reader:
         assert list(reader) == []
+
+
+@pytest.mark.parametrize("end", ["tail", None])
+def test_iterating_says_that_what_follows_a_split_waits_for_the_reader_s_own_commit(store: hw.Store, end: str | None) -> None:
+    stream = store.create_stream(IN)
+    write_keys(store, IN, range(2))
+    stream.split(0)
+    write_keys(store, IN, range(2, 3))
+    group = store.reader_group("group", [IN], end=end)
+    found = []
+    with group.reader("r", commit="manual") as reader:
+        for _ in range(2):
+            with pytest.raises(hw.InvalidRequestError, match="commit, then go on"):
+                for event in reader:
+                    found.append(event.value)
+            reader.rewind()
+        with pytest.raises(hw.InvalidRequestError, match="commit, then go on"):
+            list(reader)
+        assert found == ([b"0"] * len(KEYS) + [b"1"] * len(KEYS)) * 2
+        reader.commit()
+        assert [event.value for event in islice(reader, len(KEYS))] == [b"2"] * len(KEYS)
+
+
+def test_iterating_a_bounded_group_waits_for_other_readers(store: hw.Store) -> None:
+    store.create_stream(IN, scaling=hw.Scaling.fixed(2))
+    write_keys(store, IN, range(1))
+    group = store.reader_group("group", [IN], end="tail")
+    with group.reader("a", commit="manual") as one, group.reader("b", commit="manual") as two, ThreadPoolExecutor() as pool:
+        assert two.read(timeout=WAIT_SECONDS) is not None
+        waits = pool.submit(lambda: len(list(one)))
+        with pytest.raises(TimeoutError):
+            waits.result(1.5)
+        count = 1 + len(list(iter(lambda: two.read(timeout=0.1), None)))
+        two.commit()
+        assert waits.result(WAIT_SECONDS) + count == len(KEYS)
 
 
 def test_several_readers_end_a_bounded_group_together_across_scaling(store: hw.Store) -> None:

@@ -196,11 +196,13 @@ def report(tx: Tx, group: int, reader: str, generation: int, dead_after_us: int)
 
 
 class News(NamedTuple):
-    """What a look at a group tells a reader: whether it should report, where its segments end, and which lost events it has not read."""
+    """What a look at a group tells a reader: whether it should report; where its segments end, which lost events it has not read, and
+    whether all segments that are left are its own."""
 
     is_there: bool
     ends: dict[tuple[int, int], int]
     gone: list[tuple[int, int]]
+    alone: bool = False
 
 
 def look(
@@ -230,7 +232,7 @@ def look(
                 gone.append(key)
             elif key[0] == stream and (key[1] in stops or not present[key[1]].is_open):
                 ends[key] = stops.get(key[1], present[key[1]].tail)
-    return News(is_there, ends, gone)
+    return News(is_there, ends, gone, turn.alone)
 
 
 def _list_dead(tx: Tx, group: int, dead_after_us: int) -> list[str]:

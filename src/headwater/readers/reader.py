@@ -80,6 +80,8 @@ class Reader:
         self._arrow: pa.RecordBatch | None = None
         self._unsettled: Key | None = None
         self._surplus = 0
+        #: Where those of its segments end that do, as of the last look.
+        self._ends: Positions = {}
         self._finished = False
         self._alone = False
         self._is_closed = True
@@ -103,7 +105,10 @@ class Reader:
     # Reading.
 
     def read(self, timeout: float = 1.0) -> Event | None:
-        """The next event, None if there is none within `timeout` seconds."""
+        """The next event, None if there is none within `timeout` seconds.
+
+        A manual reader gets what follows a split or merge when all before it is committed: commit when there is none, at the latest.
+        """
         return self._hand_over(self._read, timeout)
 
     def _hand_over(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -164,17 +169,28 @@ class Reader:
         return found
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they come. Ends only with a bounded group, when all of it is committed, or waits for this reader's commit only."""
+        """Events as they come. Ends only with a bounded group, when all of it is committed, or waits for this reader's commit only.
+
+        InvalidRequestError if what comes next is given only when this manual reader commits: commit, and iterate again.
+        """
         while True:
             event = self.read(timeout=1.0)
             if event is not None:
                 yield event
             elif self._finished or (not self._auto and self._is_at_end()):
                 return
+            elif not self._auto and self._waits_for_itself():
+                message = f"the reader {self._id!r} handed out all that comes before a split, a merge or a seal, and gets what follows when"
+                raise InvalidRequestError(f"{message} that is committed: commit, then go on")
 
     def _is_at_end(self) -> bool:
         """Whether all that is left of a bounded group is this reader's, and handed out."""
         return self._group.ends is not None and self._alone and all(held.cursor.is_done for held in self._held.values())
+
+    def _waits_for_itself(self) -> bool:
+        """Whether all that this reader holds is sealed and handed out, and not committed: waiting would be for ever."""
+        is_handed_out = all(held.handed >= self._ends.get(key, 1 << 62) for key, held in self._held.items())
+        return is_handed_out and any(held.cursor.end is None and held.handed > held.committed for held in self._held.values())
 
     def _hand_out(self, key: Key, batch: Batch, end: int) -> None:
         self._batch = (key, batch, end)
@@ -278,13 +294,14 @@ class Reader:
                 # Going on quietly would skip events. Looked at again by the next read, which raises this again.
                 self._looked = 0.0
                 raise self._truncated(key, f"some of segment {key[1]} of {self._refs[key[0]].name} was truncated before it was read")
-            if not self._commit_at_ends(news.ends) and not news.is_there:
+            self._ends, self._alone = news.ends, news.alone
+            if not self._commit_at_ends() and not news.is_there:
                 return
         self._report()
 
-    def _commit_at_ends(self, ends: Positions) -> bool:
+    def _commit_at_ends(self) -> bool:
         """Commit (auto) if some segment is read to its end, so that its successors, or the end of a bounded group, wait for that."""
-        if self._auto and any(number >= ends.get(key, 1 << 62) for key, number in self._moved().items()):
+        if self._auto and any(number >= self._ends.get(key, 1 << 62) for key, number in self._moved().items()):
             self._commit_settled()
             return True
         return False
