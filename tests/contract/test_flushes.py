@@ -68,10 +68,10 @@ def storing(store: hw.Store, stream: hw.Stream, monkeypatch: pytest.MonkeyPatch)
     return Storing(store, monkeypatch)
 
 
-def write(writer: hw.Writer, storing: Storing, small: int | None = None) -> list[hw.Ack]:
-    """Give all batches, and return when all but the first are stored, or so small that they go into the commit itself."""
+def write(writer: hw.Writer, storing: Storing, small: int | None = None, more: int = 0) -> list[hw.Ack]:
+    """Give all batches, and return when the first few, but for the very first, are stored, or go into the commit itself."""
     acks = []
-    for number in range(BATCHES):
+    for number in range(BATCHES + more):
         values = [b"%04d %s" % (number, b"" if number == small else VALUE)] * len(KEYS)
         acks.append(writer.write_batch(pa.table({"value": pa.array(values, pa.binary()), "user": KEYS}), key="user"))
     deadline = time.monotonic() + WAIT_SECONDS
@@ -81,7 +81,7 @@ def write(writer: hw.Writer, storing: Storing, small: int | None = None) -> list
     return acks
 
 
-def check(stream: hw.Stream, acks: list[hw.Ack]) -> None:
+def check(stream: hw.Stream, acks: list[hw.Ack], batches: int = BATCHES) -> None:
     """Each event is there once, those of a key are in order, and the acks say where they are."""
     found: dict[str, list[int]] = {}
     places = {}
@@ -89,7 +89,7 @@ def check(stream: hw.Stream, acks: list[hw.Ack]) -> None:
         if event.value.startswith(b"0"):
             found.setdefault(event.key.decode(), []).append(int(event.value[:4]))
             places[event.position.segment, event.position.number] = int(event.value[:4])
-    assert found == {key: list(range(BATCHES)) for key in KEYS}
+    assert found == {key: list(range(batches)) for key in KEYS}
     for number, ack in enumerate(acks):
         given = [places[part.segment, at] for part in ack.result() for at in range(part.start, part.end)]
         assert given == [number] * len(KEYS)
@@ -184,3 +184,31 @@ def test_a_commit_that_failed_is_repeated_as_it_was(stream: hw.Stream, storing: 
         writer.flush()
     assert len(storing.commits) == 2 and storing.commits[0] == storing.commits[1]
     check(stream, acks)
+
+
+@pytest.mark.parametrize("id", [None, "writer-1"])
+def test_while_one_is_committed_the_next_ones_are_stored(
+    store: hw.Store, stream: hw.Stream, storing: Storing, monkeypatch: pytest.MonkeyPatch, id: str | None
+) -> None:
+    committing, may_commit = threading.Event(), threading.Event()
+    real_commit = Engine.commit_flush
+
+    def commit(engine: Engine, given: Flush) -> Any:
+        committing.set()
+        assert may_commit.wait(WAIT_SECONDS)
+        return real_commit(engine, given)
+
+    monkeypatch.setattr(Engine, "commit_flush", commit)
+    with stream.writer(id) as writer:
+        # The first ones are stored, and in the commit; these are given while nothing may begin beside them.
+        acks = write(writer, storing, more=2)
+        storing.may_go_on.set()
+        assert committing.wait(WAIT_SECONDS)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while storing.stored < BATCHES + 2:
+            assert time.monotonic() < deadline, "they wait for the commit"
+            time.sleep(0.001)
+        assert not any(ack.done for ack in acks)
+        may_commit.set()
+        writer.flush()
+    check(stream, acks, BATCHES + 2)

@@ -24,6 +24,7 @@ from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
+from headwater.segments.memory import give_back
 from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
 from headwater.segments.routing import Router
 
@@ -32,8 +33,10 @@ from headwater.segments.routing import Router
 _OVERLAP_BYTES = 12 * MIB
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 #: Beside two, none begins while they have more than this: each is in memory twice, and two keep a disk busy.
-_UNDER_WAY_BYTES = 36 * MIB
+_UNDER_WAY_BYTES = 24 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
+#: After a burst memory is kept this long, for the next one.
+_GIVE_BACK_SECONDS = 1.0
 
 
 class Flusher:
@@ -60,6 +63,8 @@ class Flusher:
         self._failures = 0
         self._failure: HeadwaterError | None = None
         self._kicked = False
+        #: Of events that were given one by one, stored since memory was given back.
+        self._freed_bytes = 0
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self._waiters = 0
         #: Nothing new is taken; and, when all that was taken is stored, the thread ends.
@@ -308,21 +313,27 @@ class Flusher:
     def _step(self) -> None:
         """Begin what flushes may begin, then finish the oldest one."""
         self._renew_session()
+        self._begin_flushes()
+        if self._inflight:
+            self._finish(self._inflight[0])
+            return
+        pause = _GIVE_BACK_SECONDS if self._freed_bytes else SESSION_SECONDS / 3 if self._session else None
+        with self._mutex:
+            self._is_idle = True
+            # Whoever stores in our place renews the session too.
+            while not (is_wanted := self._work.wait_for(self._is_wanted, pause)) and not self._is_idle:
+                pass
+            self._is_idle = False
+        if not is_wanted:
+            self._give_back()
+
+    def _begin_flushes(self) -> None:
         while self._may_begin():
             flush = self._gather()
             if flush is None:
                 break
             self._inflight.append(flush)
             self._begin_storing(flush)
-        if self._inflight:
-            self._finish(self._inflight[0])
-            return
-        with self._mutex:
-            self._is_idle = True
-            # Whoever stores in our place renews the session too.
-            while not self._work.wait_for(self._is_wanted, SESSION_SECONDS / 3 if self._session else None) and not self._is_idle:
-                pass
-            self._is_idle = False
 
     def _is_wanted(self) -> bool:
         return self._is_idle and bool(self._active or self._inflight or self._closing)
@@ -335,12 +346,14 @@ class Flusher:
         if self._session is not None and self._session.is_used_up:
             return False  # Another session begins when all of this one's is committed.
         local = self._engine.storage.local
-        under_way = sum(run.size for flush in self._inflight for part in flush.parts for run in part.runs)
-        if len(self._inflight) >= (LOCAL_WRITES if local else REMOTE_WRITES):
+        # What is being committed is stored: it keeps neither the disk busy nor its blocks in memory.
+        storing = [flush.size for flush in self._inflight if flush.catalog_flush is None]
+        if len(storing) >= (LOCAL_WRITES if local else REMOTE_WRITES):
             return False
-        if local and len(self._inflight) >= 2 and under_way > _UNDER_WAY_BYTES:
+        if local and len(storing) >= 2 and sum(storing) > _UNDER_WAY_BYTES:
             return False
-        return self._buffered_bytes - under_way >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
+        waiting = self._buffered_bytes - sum([flush.size for flush in self._inflight])
+        return waiting >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
 
     def _gather(self) -> PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size."""
@@ -443,6 +456,8 @@ class Flusher:
                     return
             if not self._prepare(flush):
                 return
+            # A commit waits for a disk that is busy with others' blocks: the next ones are encoded meanwhile.
+            self._begin_flushes()
         assert flush.catalog_flush is not None and self._session is not None
         try:
             results = self._engine.commit_flush(flush.catalog_flush)
@@ -461,6 +476,7 @@ class Flusher:
         self._session.renewed = time.monotonic()
         failpoints.reach("append.committed")
         stored: list[Run] = []
+        freed = 0
         for part, result in zip(flush.parts, results, strict=True):
             if isinstance(result, Stored):
                 firsts = iter(result.firsts)
@@ -469,12 +485,22 @@ class Flusher:
                     placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which)
                     for run in piece.runs:
                         part.lane.stored_number = max(part.lane.stored_number, run.last_number)
+                        freed += run.size if run.chunk is None else 0
                         run.end(placement, None)
                     stored += piece.runs
         self._release(stored)
         failpoints.reach("append.acked")
         self._engine.announce(flush.catalog_flush)
         self._inflight.popleft()
+        self._freed_bytes += freed
+        if not freed and self._freed_bytes > BUFFERED_BYTES:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give back the memory of events that were given one by one, when batches follow them or nothing does."""
+        if self._freed_bytes:
+            self._freed_bytes = 0
+            give_back()
 
     def _prepare(self, flush: PendingFlush) -> bool:
         """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it.

@@ -156,10 +156,14 @@ class PendingFlush:
         return [piece for part in self.parts for piece in part.pieces]
 
     @property
+    def size(self) -> int:
+        """What its runs are counted as against the process's limit."""
+        return sum([run.size for piece in self._pieces for run in piece.runs])
+
+    @property
     def is_small(self) -> bool:
         """Whether it goes into the commit itself."""
-        pieces = self._pieces
-        return sum([run.size for piece in pieces for run in piece.runs]) <= INLINE_BYTES and sum([p.length for p in pieces]) <= INLINE_BYTES
+        return self.size <= INLINE_BYTES and sum([piece.length for piece in self._pieces]) <= INLINE_BYTES
 
     @property
     def is_stored(self) -> bool:
