@@ -132,6 +132,33 @@ def test_several_outputs_of_foreach_batch_are_one_commit_and_once(lab: Lab) -> N
         headwater.spark.transaction(lab.batch(), 0, lab.store)
 
 
+def test_a_second_transaction_of_one_name_in_a_batch_is_refused_and_not_dropped_in_silence(lab: Lab) -> None:
+    lab.create()
+    lab.fill(0, 10)
+    names = {"t/one": "transaction", "t/two": "transaction"}
+
+    def outputs(df: DataFrame, batch: int) -> None:
+        for stream, name in names.items():
+            with headwater.spark.transaction(df, batch, lab.store, name=name) as tx:
+                tx.write(df.select("id", "name"), stream, create=True)
+
+    def run() -> None:
+        finish(lab.source().writeStream.foreachBatch(outputs).option("checkpointLocation", str(lab.folder / "c")))
+
+    with pytest.raises(StreamingQueryException, match="give each transaction a name of its own"):
+        run()
+    # The batch is repeated: what is stored stays so, and the other is stored now.
+    names["t/two"] = "second"
+    run()
+    assert sorted(lab.ids("t/one")) == sorted(lab.ids("t/two")) == list(range(10))
+    lab.check()
+
+
+def test_a_transactions_name_is_no_rollbacks(lab: Lab) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="without '#'"):
+        headwater.spark.transaction(lab.spark.range(1), 0, lab.store, name="out#1")
+
+
 def test_a_batch_that_is_committed_is_not_written_again(lab: Lab) -> None:
     lab.create()
     lab.fill(0, 20)
