@@ -274,6 +274,8 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begun = self._parse(end.get("began", start))
         until = self._parse(end)
+        # Here, since a batch that is repeated after a restart is planned without being looked for.
+        self._hold.renew(begun)
         ranges = patiently(lambda: self._ranges(begun, until))
         return [RangesPartition(part) for part in divide(ranges, self.options.partition_bytes)]
 

@@ -141,11 +141,18 @@ def _walk(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut | None,
     upper = cuts.cut_numbers(store_id, stream, rows, end) if end is not None else None
     is_held = False
     if _is_truncated(rows, lower):
-        if skip_truncated:
+        # Tags and holds may keep what was truncated. Then it is not skipped either: who reads this step is given it.
+        kept = _find_kept(tx, stream, rows, lower, upper)
+        if kept is not None:
+            rows, is_held = kept, True
+        elif skip_truncated:
             lower = _skip_truncated(rows, lower)
         else:
-            # Tags and holds may keep what was truncated.
-            rows, is_held = _check_kept(tx, store_id, stream, rows, lower, upper), True
+            head = {span.number: span.head for span in first_spans(row.span for row in rows)}
+            raise TruncatedError(
+                f"{describe_loss(stream.name, rows, lower)}; read on from its head",
+                Cut(store_id, {stream.name: StreamCut(stream.id, head)}),
+            )
     by_number = {row.number: row for row in rows}
     lower_spans = [by_number[number].span for number in lower]
     upper_spans = [by_number[number].span for number in upper or {} if number in by_number]
@@ -182,17 +189,14 @@ def _skip_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> dict[i
     return {span.number: numbers[span.number] for span in last_spans(by_number[number].span for number in numbers)}
 
 
-def _check_kept(
-    tx: Tx, store_id: str, stream: StreamRef, rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None
-) -> list[SegmentRow]:
-    """All segments with the truncated ones, if what lies behind the place is kept; else TruncatedError with what was lost."""
+def _find_kept(
+    tx: Tx, stream: StreamRef, rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None
+) -> list[SegmentRow] | None:
+    """All segments with the truncated ones, if what lies behind the place is kept; else None."""
     tails = upper or {span.number: span.tail for span in last_spans(row.span for row in rows)}
-    if cuts.kept_ranges(tx, stream, lower, tails) is not None:
-        return [replace(row, head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
-    head = {span.number: span.head for span in first_spans(row.span for row in rows)}
-    raise TruncatedError(
-        f"{describe_loss(stream.name, rows, lower)}; read on from its head", Cut(store_id, {stream.name: StreamCut(stream.id, head)})
-    )
+    if cuts.kept_ranges(tx, stream, lower, tails) is None:
+        return None
+    return [replace(row, head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
 
 
 def describe_loss(name: str, rows: Sequence[SegmentRow], lower: dict[int, int]) -> str:
