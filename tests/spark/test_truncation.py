@@ -53,6 +53,25 @@ def ids(reader: StreamReader, partitions: list[Any]) -> list[int]:
     return [row["id"] for table in tables for row in table.to_pylist()]
 
 
+def test_a_group_waits_for_a_query_that_is_before_the_head_and_follows_it_again(store: hw.Store, readers: list[StreamReader]) -> None:
+    stream = store.stream(SOURCE)
+    fill(store, 0, 20)
+    store.reader_group("g", [SOURCE])
+    reader = open_reader(store, readers, group="g", max_events_per_batch="5")
+    at, partitions = plan(reader, offset(stream.head()))
+    stream.truncate(stream.tail())
+    reader.commit(at)  # Before the head by now.
+    seen = ids(reader, partitions)
+    while (found := plan(reader, at))[0] != at:
+        seen += ids(reader, found[1])
+        at = found[0]
+        reader.commit(at)
+    assert sorted(seen) == list(range(20))
+    assert store.reader_group("g").lag().events == 0
+    fill(store, 20, 25)
+    assert store.reader_group("g").lag().events == 5
+
+
 def test_what_a_batch_reads_is_held_from_when_it_is_planned(store: hw.Store, readers: list[StreamReader]) -> None:
     stream = store.stream(SOURCE)
     fill(store, 0, 5)
