@@ -240,6 +240,20 @@ def test_history_of_a_fork_is_one_table_with_its_parents(lab: Lab) -> None:
     assert found.count() == 601
 
 
+def test_history_up_to_a_tagged_cut_is_all_that_the_tag_keeps(lab: Lab) -> None:
+    stream = lab.create()
+    lab.create("t/other")
+    lab.fill(0, 10)
+    lab.store.run_upkeep()
+    tagged = lab.store.cut(SOURCE, "t/other")
+    lab.store.tag("v1", tagged)
+    lab.fill(10, 20)
+    stream.truncate(stream.tail())
+    for end in (tagged, str(tagged)):
+        found = headwater.spark.table(lab.spark, lab.store, SOURCE, end=end)
+        assert sorted(row.id for row in found.collect()) == list(range(10))
+
+
 def test_history_with_a_column_that_is_called_segment(lab: Lab) -> None:
     """As the folders of its files are."""
     stream = lab.create(schema=pa.schema([("Segment", pa.string())]), segments=2)

@@ -42,8 +42,9 @@ def table(
     address = address_of(store)
     opened = address.open()
     source = opened.stream(stream)
-    until = _cut(source, end) if end is not None else source.tail()
-    begun = _cut(source, start) if start is not None else source.head()
+    until = _cut(source, "tail" if end is None else end)
+    # The head is left to what reads: up to a tagged cut it is where that was tagged.
+    begun = _cut(source, start) if start not in (None, "head") else None
     opened.hold(f"spark-table-{uuid.uuid4().hex}", begun, until, hold)
     ranges = source.ranges(begun, until)
     chunks = source.chunks(begun, until) if _is_native(source.schema) else []
@@ -122,11 +123,14 @@ def _run_job(job: Any) -> Any:
 
 
 def _cut(stream: Stream, place: Cut | datetime | str) -> Cut:
-    if isinstance(place, Cut):
-        return place
     if isinstance(place, datetime):
         return stream.cut_at(place)
-    return stream.head() if place == "head" else stream.tail() if place == "tail" else Cut.parse(place)
+    if place in ("head", "tail"):
+        return stream.head() if place == "head" else stream.tail()
+    cut = place if isinstance(place, Cut) else Cut.parse(place)
+    # Of several streams it is as good as one of this alone.
+    part = cut.streams.get(stream.name)
+    return cut if part is None else Cut(cut.store, {stream.name: part})
 
 
 def _storage(address: StoreAddress) -> dict[str, str]:

@@ -122,9 +122,9 @@ def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[
     return _between(store_id, stream, rows, first, cut_numbers(store_id, stream, rows, cut)), first
 
 
-def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut) -> list[Range]:
-    """What is readable, or kept by a tag, between two cuts."""
-    return _ranges(tx, store_id, stream, start, end, True)
+def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut | None, end: Cut) -> list[Range]:
+    """What is readable, or kept by a tag, between two cuts; without a start from the head, as `ranges` takes it."""
+    return _ranges(tx, store_id, stream, start, end, True, may_be_tagged=True)
 
 
 def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
