@@ -166,7 +166,7 @@ def test_an_empty_stream_is_an_empty_dataframe(lab: Lab) -> None:
         ({"stream": "t/none"}, "there is no stream t/none"),
         ({"stream": SOURCE, "columns": "id,nope"}, "has no column 'nope'"),
         ({"stream": SOURCE, "where": "id >"}, "a value is expected"),
-        ({"stream": SOURCE, "where": "nope = 1"}, "there is no column 'nope'"),
+        ({"stream": SOURCE, "where": "nope = 1"}, "has no column 'nope'"),
         ({"stream": SOURCE, "start": "yesterday"}, "head, tail, the text of a cut, or an ISO time"),
         ({"stream": SOURCE, "max_event_per_batch": "1"}, "has no option 'max_event_per_batch'; it has: "),
         ({"stream": SOURCE, "max_events_per_batch": "0"}, "a whole number above 0, not '0'"),
