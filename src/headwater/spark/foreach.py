@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 
 from headwater import Commit, InvalidRequestError, Marker, Store
 from headwater.spark.addresses import StoreAddress, address_of, patiently, read_address
-from headwater.spark.options import SinkOptions, is_local
+from headwater.spark.options import SinkOptions, find_local
 from headwater.spark.staging import drop_pieces, make_fingerprint, make_owner, publish
 
 #: (store, owner) -> (run, batch) of what this process stored last: in one run Spark gives each batch to the function once.
@@ -93,21 +93,26 @@ class BatchTransaction:
         store = patiently(address.open)
         label = Marker(self._owner, self._batch_id, None)
         collector = store.transaction(lease=self._options.lease_seconds, auto_renew=False, marker=label)
-        self._outputs.append(collector.id)
         with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
             report = Path(folder) / "rows.json"
             writer = df.write.format("headwater").mode("append").option("store", address.url)
             inner = {"headwater.into": collector.id, "headwater.label": self._options.target}
             if self._options.hashes_rows:
                 inner |= {"headwater.report": str(report), "fingerprint": "rows"}
-            place = {"catalog": address.catalog, "lease": str(max(1, int(self._options.lease_seconds)))}
+            place = {"catalog": address.catalog or "", "lease": str(max(1, int(self._options.lease_seconds)))}
             storage = {f"storage.{name}": text for name, text in address.storage_options}
             given = {**place, **storage, **options, **inner}
-            writer.options(**{name: text for name, text in given.items() if text is not None}).save()
+            try:
+                writer.options(**{name: text for name, text in given.items() if text is not None}).save()
+            except BaseException:
+                # The function may go on all the same: then half an output is not committed with the others.
+                drop_pieces(store, [collector.id])
+                raise
             if self._options.hashes_rows:
                 count, total = json.loads(report.read_text(encoding="utf-8"))
                 self._count += count
                 self._hash = (31 * self._hash + total) % (1 << 64)
+        self._outputs.append(collector.id)
 
     def __enter__(self) -> BatchTransaction:
         return self
@@ -137,15 +142,13 @@ class BatchTransaction:
             )
 
 
-def _find_run(batch_df: DataFrame, query: str) -> tuple[str | None, str]:
+def _find_run(batch_df: DataFrame, query: str) -> tuple[Path | None, str]:
     """(where the query's checkpoint is, if it is on this machine and Spark tells; the id of the query's run)."""
     session: Any = batch_df.sparkSession
     try:
         # The session in foreachBatch is a copy that knows no queries; what all copies share does.
         running = session._jsparkSession.sharedState().activeStreamingQueries()
         found = running.get(session._jvm.java.util.UUID.fromString(query))
-        path, run = str(found.resolvedCheckpointRoot()), str(found.runId())
+        return find_local(str(found.resolvedCheckpointRoot())), str(found.runId())
     except Exception:  # Spark has no public way to ask, and this one may be gone in any version: rows are compared then.
         return None, str(session.sparkContext.getLocalProperty("spark.jobGroup.id"))
-    path = path.removeprefix("file:") if path.startswith("file:/") and not path.startswith("file://") else path
-    return (path if is_local(path) else None), run
