@@ -176,6 +176,16 @@ def test_what_was_truncated_is_told_or_skipped(store: hw.Store) -> None:
     assert behind == stream.tail()
 
 
+def test_where_all_was_truncated_there_are_no_ranges(store: hw.Store) -> None:
+    stream = store.stream(NAME)
+    write(store, 0, 20)
+    end = stream.tail()
+    write(store, 20, 40)
+    start = stream.head()
+    stream.truncate(stream.tail())
+    assert stream.ranges(start, end, skip_truncated=True) == []
+
+
 def test_bytes_of_a_fork_and_of_what_is_held_are_counted(store: hw.Store) -> None:
     stream = store.create_stream("s/one")
     cuts = []

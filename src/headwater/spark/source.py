@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -198,6 +199,10 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
             return store.cut(*self.options.streams)
         if isinstance(place, Cut):
             return self._check(place)
+        if isinstance(place, datetime) and place > datetime.now(UTC):
+            raise InvalidRequestError(
+                f"a query's start or end is a time that has passed, not {place.isoformat()}: what comes until then is not known"
+            )
         found = [stream.head() if place == "head" else stream.cut_at(place) for stream in streams]
         return Cut(store.id, {name: part for cut in found for name, part in cut.streams.items()})
 

@@ -140,7 +140,7 @@ def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[i
     upper_spans = [by_number[segment].span for segment in upper or {} if segment in by_number]
     found = []
     for row in rows:
-        start = lower.get(row.number, row.head)
+        start = max(lower.get(row.number, 0), row.head)
         if row.number not in lower and is_before(row.span, lower_spans):
             continue
         end = row.tail
@@ -150,7 +150,7 @@ def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[i
             elif not is_before(row.span, upper_spans):
                 continue
         if start < end:
-            found.append(Range(row, max(start, row.head), end))
+            found.append(Range(row, start, end))
     return found
 
 
