@@ -328,9 +328,10 @@ class Store:
         """Forget a named cut; what only it kept is freed."""
         forks.untag(self._engine, name)
 
-    def hold(self, name: str, start: Cut, end: Cut, seconds: float = 60.0) -> None:
+    def hold(self, name: str, start: Cut | None, end: Cut, seconds: float = 60.0) -> None:
         """Keep what lies between two cuts readable for so many seconds, whatever is truncated: a tag for a running reader.
 
+        Without a start it is what `ranges(end=end)` gives: from the head, or from where a tagged cut was tagged.
         Given again under the same name, it takes the place of the one before; a reader that dies lets go by itself.
         """
         forks.hold(self._engine, name, start, end, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,11 @@ ROWS = pa.record_batch(
         "flag": pa.array([True, False, None, True]),
         "at": pa.array([datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3, 4)], pa.timestamp("us", "UTC")),
         "_key": pa.array([b"7", b"k", None, b"7"], pa.binary()),
+        "price": pa.array([Decimal("5.00"), Decimal("10.50"), None, Decimal("99.99")], pa.decimal128(10, 2)),
+        "large": pa.array([2**60, 20_000_000, None, 1], pa.int64()),
+        "unsigned": pa.array([2**64 - 1, 5, None, 0], pa.decimal128(20, 0)),
+        "raw": pa.array([b"ab", b"\xff\xfe", None, b"b"], pa.binary()),
+        "odd": pa.array([1.0, float("nan"), None, 20.0], pa.float64()),
     }
 )
 
@@ -49,6 +55,25 @@ ROWS = pa.record_batch(
         ("x > 1", [2, 3]),
         ("n > 1.5", [1]),
         ("x = 2.5e0", [2]),
+        ("price > 10", [1, 3]),
+        ("price in (5, 10.5)", [0, 1]),
+        ("price > 10.4999999999", [1, 3]),
+        ("large > 1.5", [0, 1]),
+        ("large > 15e-1", [0, 1]),
+        ("large < 1e18", [1, 3]),
+        ("unsigned = 18446744073709551615", [0]),
+        ("unsigned > 4", [0, 1]),
+        ("raw like 'a%'", [0]),
+        # As Spark has it, NaN is equal to itself and larger than all other numbers.
+        ("odd > 10", [1, 3]),
+        ("odd >= 20.0", [1, 3]),
+        ("not odd < 10", [1, 3]),
+        ("odd <= 20", [0, 3]),
+        ("odd = 'NaN'", [1]),
+        ("odd < 'NaN'", [0, 3]),
+        ("odd <= 'NaN'", [0, 1, 3]),
+        ("odd > 'NaN'", []),
+        ("odd in ('NaN', 1)", [0, 1]),
     ],
 )
 def test_a_condition_chooses_rows_as_sql_does(text: str, expected: list[int]) -> None:
@@ -69,11 +94,21 @@ def test_a_condition_chooses_rows_as_sql_does(text: str, expected: list[int]) ->
         ("n = 'a'", "column 'n' is int64, and 'a' can't be compared"),
         ("flag = 1", "can't be compared"),
         ("at > 'yesterday'", "can't be compared"),
+        ("at > 1.5", "can't be compared"),
+        ("at like '2026%'", "LIKE is for texts and bytes"),
+        ("n like '1%'", "LIKE is for texts and bytes"),
+        ("price > 0.0000000000000000000000000000000000001", "can't be applied"),
     ],
 )
 def test_a_condition_that_is_wrong_says_why(text: str, words: str) -> None:
     with pytest.raises(hw.InvalidRequestError, match=words):
         make_expression(parse_where(text), ROWS.schema)
+
+
+def test_sparks_bytes_are_bytes() -> None:
+    condition = from_spark_filter(filters.EqualTo(("raw",), bytearray(b"ab")))
+    assert condition is not None
+    assert ROWS.filter(make_expression(condition, ROWS.schema)).num_rows == 1
 
 
 def test_the_columns_of_a_condition_are_known() -> None:

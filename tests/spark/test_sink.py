@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.readwriter import DataFrameWriter
 
 import headwater as hw
 import headwater.spark
@@ -132,6 +133,67 @@ def test_several_outputs_of_foreach_batch_are_one_commit_and_once(lab: Lab) -> N
         headwater.spark.transaction(lab.batch(), 0, lab.store)
 
 
+def test_a_second_transaction_of_one_name_in_a_batch_is_refused_and_not_dropped_in_silence(lab: Lab) -> None:
+    lab.create()
+    lab.fill(0, 10)
+    names = {"t/one": "transaction", "t/two": "transaction"}
+
+    def outputs(df: DataFrame, batch: int) -> None:
+        for stream, name in names.items():
+            with headwater.spark.transaction(df, batch, lab.store, name=name) as tx:
+                tx.write(df.select("id", "name"), stream, create=True)
+
+    def run() -> None:
+        finish(lab.source().writeStream.foreachBatch(outputs).option("checkpointLocation", str(lab.folder / "c")))
+
+    with pytest.raises(StreamingQueryException, match="give each transaction a name of its own"):
+        run()
+    # The batch is repeated: what is stored stays so, and the other is stored now.
+    names["t/two"] = "second"
+    run()
+    assert sorted(lab.ids("t/one")) == sorted(lab.ids("t/two")) == list(range(10))
+    lab.check()
+
+
+def test_a_transactions_name_is_no_rollbacks(lab: Lab) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="without '#'"):
+        headwater.spark.transaction(lab.spark.range(1), 0, lab.store, name="out#1")
+
+
+def test_an_output_that_failed_and_is_tried_again_is_committed_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.create()
+    lab.fill(0, 10)
+    save = DataFrameWriter.save
+
+    def save_and_fail(writer: DataFrameWriter) -> None:
+        monkeypatch.undo()
+        save(writer)
+        raise RuntimeError("after its rows were staged")
+
+    def outputs(df: DataFrame, batch: int) -> None:
+        with headwater.spark.transaction(df, batch, lab.store) as tx:
+            monkeypatch.setattr(DataFrameWriter, "save", save_and_fail)
+            with pytest.raises(RuntimeError, match="after its rows were staged"):
+                tx.write(df.select("id", "name"), "t/one", create=True)
+            tx.write(df.select("id", "name"), "t/one", create=True)
+
+    finish(lab.source().writeStream.foreachBatch(outputs).option("checkpointLocation", str(lab.folder / "c")))
+    assert sorted(lab.ids("t/one")) == list(range(10))
+    lab.check()
+
+
+@pytest.mark.parametrize("form", ["file:{}", "file://{}"])
+def test_a_checkpoint_may_be_named_by_a_url(lab: Lab, form: str) -> None:
+    lab.create()
+    lab.fill(0, 10)
+    checkpoint = lab.folder / "a%20b"
+    writer = lab.sink(lab.source()).option("checkpointLocation", form.format(checkpoint))
+    finish(writer)
+    forget_commits(checkpoint, 0)
+    finish(writer)
+    assert sorted(lab.ids()) == list(range(10))
+
+
 def test_a_batch_that_is_committed_is_not_written_again(lab: Lab) -> None:
     lab.create()
     lab.fill(0, 20)
@@ -192,6 +254,7 @@ def test_without_a_readable_checkpoint_rows_are_compared(lab: Lab) -> None:
         ({"stream": SOURCE, "time": "id"}, "can't be the event time"),
         ({"stream": SOURCE, "table": "t/x"}, "stream and table was given"),
         ({"table": "t/x"}, "a table needs option('key', column)"),
+        ({"stream_column": "name", "create": "true"}, "make the streams that stream_column names before"),
         ({"stream": SOURCE, "onrollback": "x"}, "has no option 'onrollback'"),
     ],
 )

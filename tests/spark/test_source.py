@@ -166,7 +166,7 @@ def test_an_empty_stream_is_an_empty_dataframe(lab: Lab) -> None:
         ({"stream": "t/none"}, "there is no stream t/none"),
         ({"stream": SOURCE, "columns": "id,nope"}, "has no column 'nope'"),
         ({"stream": SOURCE, "where": "id >"}, "a value is expected"),
-        ({"stream": SOURCE, "where": "nope = 1"}, "there is no column 'nope'"),
+        ({"stream": SOURCE, "where": "nope = 1"}, "has no column 'nope'"),
         ({"stream": SOURCE, "start": "yesterday"}, "head, tail, the text of a cut, or an ISO time"),
         ({"stream": SOURCE, "max_event_per_batch": "1"}, "has no option 'max_event_per_batch'; it has: "),
         ({"stream": SOURCE, "max_events_per_batch": "0"}, "a whole number above 0, not '0'"),
@@ -240,6 +240,20 @@ def test_history_of_a_fork_is_one_table_with_its_parents(lab: Lab) -> None:
     assert found.count() == 601
 
 
+def test_history_up_to_a_tagged_cut_is_all_that_the_tag_keeps(lab: Lab) -> None:
+    stream = lab.create()
+    lab.create("t/other")
+    lab.fill(0, 10)
+    lab.store.run_upkeep()
+    tagged = lab.store.cut(SOURCE, "t/other")
+    lab.store.tag("v1", tagged)
+    lab.fill(10, 20)
+    stream.truncate(stream.tail())
+    for end in (tagged, str(tagged)):
+        found = headwater.spark.table(lab.spark, lab.store, SOURCE, end=end)
+        assert sorted(row.id for row in found.collect()) == list(range(10))
+
+
 def test_history_with_a_column_that_is_called_segment(lab: Lab) -> None:
     """As the folders of its files are."""
     stream = lab.create(schema=pa.schema([("Segment", pa.string())]), segments=2)
@@ -249,6 +263,47 @@ def test_history_with_a_column_that_is_called_segment(lab: Lab) -> None:
     found = headwater.spark.table(lab.spark, lab.store, SOURCE)
     assert {row.Segment for row in found.collect()} == {f"of {number}" for number in range(100)}
     assert sorted(found.collect()) == sorted(lab.batch().collect())
+
+
+def test_history_is_read_in_a_folder_of_any_name(lab: Lab) -> None:
+    """Spark takes paths as they are, and brackets in them for a pattern."""
+    with hw.open(lab.folder / "my store [1] a%20b {c,d}", upkeep=False) as store:
+        other = Lab(lab.spark, store, lab.folder)
+        stream = other.create()
+        other.fill(0, 10)
+        store.run_upkeep()
+        assert stream.chunks()
+        middle = store.advance(stream.head(), max_events=4)
+        assert headwater.spark.table(lab.spark, store, SOURCE).count() == 10
+        assert headwater.spark.table(lab.spark, store, SOURCE, end=middle).count() == 4
+
+
+def test_history_of_a_column_with_a_backtick(lab: Lab) -> None:
+    stream = lab.create(schema=pa.schema([("tick`", pa.int32())]))
+    with stream.writer() as writer:
+        writer.write({"tick`": 7})
+    lab.store.run_upkeep()
+    assert [row["tick`"] for row in headwater.spark.table(lab.spark, lab.store, SOURCE).collect()] == [7]
+
+
+def test_an_open_store_is_not_looked_for_where_the_environment_says(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.create()
+    lab.fill(0, 5)
+    monkeypatch.setenv("HEADWATER_CATALOG", "postgresql://nobody@127.0.0.1:1/none")
+    assert headwater.spark.table(lab.spark, lab.store, SOURCE).count() == 5
+
+
+def test_blocks_become_parquet_in_as_many_tasks_at_once_as_there_is_room_for(lab: Lab) -> None:
+    lab.create(segments=4)
+    lab.fill(0, 500)
+    context = lab.spark.sparkContext
+    context.setJobGroup("compact", "in this test")
+    try:
+        assert headwater.spark.compact(lab.spark, lab.store, SOURCE).chunks == 4
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert context.defaultParallelism == 2
+    assert len(context.statusTracker().getJobIdsForGroup("compact")) == 2
 
 
 def test_blocks_become_parquet_in_tasks_of_which_one_may_fail(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,15 @@ def test_a_running_query_follows_and_tells_its_progress(lab: Lab) -> None:
     assert behind.events == 20 and behind.seconds > 0
 
 
+def test_a_query_that_joins_a_table_tells_its_lag_too(lab: Lab) -> None:
+    lab.create()
+    lab.fill(0, 10)
+    joined = lab.source().join(lab.spark.range(20), "id")
+    query = joined.writeStream.format("noop").option("checkpointLocation", str(lab.folder / "c")).start()
+    query.processAllAvailable()
+    assert headwater.spark.lag(query).events == 0
+
+
 def test_a_catalog_on_postgresql_takes_a_pipeline_too(spark: SparkSession, tmp_path: Path, postgres_url: str) -> None:
     with hw.open(tmp_path / "store", catalog=postgres_url, upkeep=False) as store:
         lab = Lab(spark, store, tmp_path)

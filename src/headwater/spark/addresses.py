@@ -35,12 +35,16 @@ class StoreAddress(NamedTuple):
 
 
 def read_address(options: Mapping[str, str]) -> StoreAddress:
-    """The address in the options `store` (or the path given to load and save), `catalog` and `storage.*`, or in the environment."""
+    """The address in the options `store` (or the path given to load and save), `catalog` and `storage.*`, or in the environment.
+
+    A catalog that is given and empty is none, whatever the environment says: so an open store is named.
+    """
     url = options.get("store") or options.get("path") or os.environ.get("HEADWATER_STORE")
     if not url:
         raise InvalidRequestError("which store? Give option('store', 'some/dir'), or set HEADWATER_STORE")
     storage = {name.removeprefix("storage."): value for name, value in options.items() if name.startswith("storage.")}
-    return StoreAddress(url, options.get("catalog") or os.environ.get("HEADWATER_CATALOG"), tuple(sorted(storage.items())))
+    catalog = options["catalog"] if "catalog" in options else os.environ.get("HEADWATER_CATALOG")
+    return StoreAddress(url, catalog or None, tuple(sorted(storage.items())))
 
 
 def address_of(store: Store | str | os.PathLike[str]) -> StoreAddress:

@@ -14,8 +14,11 @@ from pyspark.sql import DataFrame
 
 from headwater import Commit, InvalidRequestError, Marker, Store
 from headwater.spark.addresses import StoreAddress, address_of, patiently, read_address
-from headwater.spark.options import SinkOptions, is_local
+from headwater.spark.options import SinkOptions, find_local
 from headwater.spark.staging import drop_pieces, make_fingerprint, make_owner, publish
+
+#: (store, owner) -> (run, batch) of what this process stored last: in one run Spark gives each batch to the function once.
+_stored: dict[tuple[str, str], tuple[str, int]] = {}
 
 
 def transaction(
@@ -29,9 +32,11 @@ def transaction(
 ) -> BatchTransaction:
     """One commit for all that a function given to `foreachBatch` writes: use it in a `with` block.
 
-    However often Spark runs the batch, it is stored once. `store` may be left out where HEADWATER_STORE names it; `name` tells two
-    transactions of one function apart.
+    However often Spark runs the batch, it is stored once. `store` may be left out where HEADWATER_STORE names it. A function that has
+    several transactions gives each a `name`: by that a repeated batch is told from another output.
     """
+    if not name or "#" in name:
+        raise InvalidRequestError(f"a transaction's name is a text without '#', which counts rollbacks, not {name!r}")
     if on_rollback not in ("fail", "append"):
         raise InvalidRequestError(f"on_rollback is 'fail' or 'append', not {on_rollback!r}")
     address = read_address({}) if store is None else address_of(store)
@@ -63,7 +68,7 @@ class BatchTransaction:
             raise InvalidRequestError("headwater.spark.transaction and upsert belong into a function that is given to foreachBatch")
         self._query = query
         self._batch_id = batch_id
-        checkpoint = _find_checkpoint(batch_df, query)
+        checkpoint, self._run = _find_run(batch_df, query)
         self._options = SinkOptions(
             address, None, None, None, None, None, False, 1, lease, append_after_rollback, checkpoint, checkpoint is None, name
         )
@@ -86,23 +91,28 @@ class BatchTransaction:
         """Run the DataFrame's job. Its rows gather in a transaction that is not committed, but adopted by the one that is."""
         address = self._options.address
         store = patiently(address.open)
-        label = Marker(make_owner(self._query, self._options.target), self._batch_id, None)
+        label = Marker(self._owner, self._batch_id, None)
         collector = store.transaction(lease=self._options.lease_seconds, auto_renew=False, marker=label)
-        self._outputs.append(collector.id)
         with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
             report = Path(folder) / "rows.json"
             writer = df.write.format("headwater").mode("append").option("store", address.url)
             inner = {"headwater.into": collector.id, "headwater.label": self._options.target}
             if self._options.hashes_rows:
                 inner |= {"headwater.report": str(report), "fingerprint": "rows"}
-            place = {"catalog": address.catalog, "lease": str(max(1, int(self._options.lease_seconds)))}
+            place = {"catalog": address.catalog or "", "lease": str(max(1, int(self._options.lease_seconds)))}
             storage = {f"storage.{name}": text for name, text in address.storage_options}
             given = {**place, **storage, **options, **inner}
-            writer.options(**{name: text for name, text in given.items() if text is not None}).save()
+            try:
+                writer.options(**{name: text for name, text in given.items() if text is not None}).save()
+            except BaseException:
+                # The function may go on all the same: then half an output is not committed with the others.
+                drop_pieces(store, [collector.id])
+                raise
             if self._options.hashes_rows:
                 count, total = json.loads(report.read_text(encoding="utf-8"))
                 self._count += count
                 self._hash = (31 * self._hash + total) % (1 << 64)
+        self._outputs.append(collector.id)
 
     def __enter__(self) -> BatchTransaction:
         return self
@@ -112,19 +122,33 @@ class BatchTransaction:
         if error is not None:
             drop_pieces(store, self._outputs)
         elif self._outputs:
+            self._check_name(store)
             fingerprint = make_fingerprint(self._options, self._batch_id, self._count, self._hash)
             adopt = lambda tx: patiently(lambda: tx.adopt(self._outputs))  # noqa: E731
             self.commit = publish(store, self._options, self._query, self._batch_id, fingerprint, adopt)
+            _stored[store.id, self._owner] = (self._run, self._batch_id)
+
+    @property
+    def _owner(self) -> str:
+        return make_owner(self._query, self._options.target)
+
+    def _check_name(self, store: Store) -> None:
+        """Refuse a second transaction of one name in a batch: by its marker it would be found to be stored, and its rows dropped."""
+        if _stored.get((store.id, self._owner)) == (self._run, self._batch_id):
+            drop_pieces(store, self._outputs)
+            raise InvalidRequestError(
+                f"batch {self._batch_id} has stored a transaction called {self._options.target!r} already: write all outputs in one, "
+                "or give each transaction a name of its own, transaction(..., name='totals'). Nothing of this one was written"
+            )
 
 
-def _find_checkpoint(batch_df: DataFrame, query: str) -> str | None:
-    """Where the query's checkpoint is, if it is on this machine and Spark tells."""
+def _find_run(batch_df: DataFrame, query: str) -> tuple[Path | None, str]:
+    """(where the query's checkpoint is, if it is on this machine and Spark tells; the id of the query's run)."""
     session: Any = batch_df.sparkSession
     try:
         # The session in foreachBatch is a copy that knows no queries; what all copies share does.
         running = session._jsparkSession.sharedState().activeStreamingQueries()
-        path = str(running.get(session._jvm.java.util.UUID.fromString(query)).resolvedCheckpointRoot())
+        found = running.get(session._jvm.java.util.UUID.fromString(query))
+        return find_local(str(found.resolvedCheckpointRoot())), str(found.runId())
     except Exception:  # Spark has no public way to ask, and this one may be gone in any version: rows are compared then.
-        return None
-    path = path.removeprefix("file:") if path.startswith("file:/") and not path.startswith("file://") else path
-    return path if is_local(path) else None
+        return None, str(session.sparkContext.getLocalProperty("spark.jobGroup.id"))

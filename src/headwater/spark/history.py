@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from functools import reduce
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -42,8 +44,9 @@ def table(
     address = address_of(store)
     opened = address.open()
     source = opened.stream(stream)
-    until = _cut(source, end) if end is not None else source.tail()
-    begun = _cut(source, start) if start is not None else source.head()
+    until = _cut(source, "tail" if end is None else end)
+    # The head is left to what reads: up to a tagged cut it is where that was tagged.
+    begun = _cut(source, start) if start not in (None, "head") else None
     opened.hold(f"spark-table-{uuid.uuid4().hex}", begun, until, hold)
     ranges = source.ranges(begun, until)
     chunks = source.chunks(begun, until) if _is_native(source.schema) else []
@@ -73,12 +76,12 @@ def _read_files(spark: SparkSession, chunks: Sequence[ChunkRange], stream: str, 
 
 def _read_table(spark: SparkSession, table: str, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> DataFrame:
     own = StructType([*_stored(schema), StructField("segment", LongType())])
-    files = spark.read.schema(own).option("basePath", table).parquet(*(chunk.url for chunk in chunks))
+    files = spark.read.schema(own).option("basePath", _path(table)).parquet(*(_literally(_path(chunk.url)) for chunk in chunks))
     return _with_names(files, stream, "segment", schema)
 
 
 def _read_segment(spark: SparkSession, chunks: Sequence[ChunkRange], stream: str, schema: StructType) -> DataFrame:
-    files = spark.read.schema(_stored(schema)).parquet(*(chunk.url for chunk in chunks))
+    files = spark.read.schema(_stored(schema)).parquet(*(_literally(_path(chunk.url)) for chunk in chunks))
     if not all(chunk.is_whole for chunk in chunks):
         files = files.where(f"_number >= {min(chunk.start for chunk in chunks)} AND _number < {max(chunk.end for chunk in chunks)}")
     return _with_names(files, stream, f"{chunks[0].segment}L", schema)
@@ -90,7 +93,17 @@ def _stored(schema: StructType) -> StructType:
 
 def _with_names(files: DataFrame, stream: str, segment: str, schema: StructType) -> DataFrame:
     added = {"_stream": f"'{stream}' AS _stream", "_segment": f"{segment} AS _segment"}
-    return files.selectExpr(*(added.get(name, f"`{name}`") for name in schema.names))
+    return files.selectExpr(*(added.get(name, "`" + name.replace("`", "``") + "`") for name in schema.names))
+
+
+def _path(url: str) -> str:
+    """The URL of a file as Hadoop has it: nothing in it is quoted."""
+    return unquote(url) if url.startswith("file://") else url
+
+
+def _literally(path: str) -> str:
+    r"""The path with what Hadoop takes for a pattern escaped."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
 
 
 class Compaction(NamedTuple):
@@ -107,10 +120,12 @@ def compact(spark: SparkSession, store: Store | str | os.PathLike[str], stream: 
     Upkeep does the same by itself, in one process. A task may fail or run twice; what it read stays readable throughout.
     """
     done = Compaction(0, 0, 0)
+    context = spark.sparkContext
     with address_of(store).open().tiering(stream) as tiering:
-        if tiering.jobs:
-            jobs = spark.sparkContext.parallelize(tiering.jobs, len(tiering.jobs))
-            for made in jobs.map(_run_job).toLocalIterator():
+        # As many as run at once: what was done before a failure stays done.
+        for first in range(0, len(tiering.jobs), context.defaultParallelism):
+            jobs = tiering.jobs[first : first + context.defaultParallelism]
+            for made in context.parallelize(jobs, len(jobs)).map(_run_job).collect():
                 moved = tiering.finish(made)
                 if moved is not None:
                     done = Compaction(done.chunks + 1, done.events + moved.events, done.bytes + moved.stored_bytes)
@@ -122,11 +137,14 @@ def _run_job(job: Any) -> Any:
 
 
 def _cut(stream: Stream, place: Cut | datetime | str) -> Cut:
-    if isinstance(place, Cut):
-        return place
     if isinstance(place, datetime):
         return stream.cut_at(place)
-    return stream.head() if place == "head" else stream.tail() if place == "tail" else Cut.parse(place)
+    if place in ("head", "tail"):
+        return stream.head() if place == "head" else stream.tail()
+    cut = place if isinstance(place, Cut) else Cut.parse(place)
+    # Of several streams it is as good as one of this alone.
+    part = cut.streams.get(stream.name)
+    return cut if part is None else Cut(cut.store, {stream.name: part})
 
 
 def _storage(address: StoreAddress) -> dict[str, str]:

@@ -11,11 +11,14 @@ from headwater import Cut, HeadwaterError
 from headwater.spark.options import SourceOptions
 
 _HELD_SECONDS = 90.0
-_RENEWED_SECONDS = 20.0
+_RENEWED_SECONDS = 5.0
 
 
 class Hold:
-    """Holds everything between a query's position and the tails, from a thread of the driver: a batch may take longer than a hold."""
+    """Holds everything between a query's position and the tails: with each batch, and from a thread of the driver while that runs.
+
+    What is appended later is held when the thread comes by, so it can be truncated before that.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -31,13 +34,19 @@ class Hold:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _ended=threading.Event())
 
-    def move(self, cut: Cut) -> None:
-        """The query is here: what lies before it may go."""
+    def renew(self, cut: Cut) -> None:
+        """The query reads on from here: hold what there is, and let go of what lies before it."""
         self._cut = cut
+        self._renew()
         if self._thread is None:
-            self._renew()
             self._thread = threading.Thread(target=self._run, name="headwater-hold", daemon=True)
             self._thread.start()
+
+    def move(self, cut: Cut) -> None:
+        """The query is here: what lies before it may go, when the hold is renewed."""
+        if self._thread is None:
+            self.renew(cut)
+        self._cut = cut
 
     def _run(self) -> None:
         while not self._ended.wait(_RENEWED_SECONDS):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from headwater import Cut, InvalidRequestError
 from headwater.spark.addresses import StoreAddress, read_address
@@ -65,7 +66,8 @@ class SinkOptions:
     segments: int
     lease_seconds: float
     append_after_rollback: bool
-    checkpoint: str | None
+    #: Where the query's checkpoint is, if that can be read here.
+    checkpoint: Path | None
     hashes_rows: bool
     #: For a part of a larger commit: its name, the transaction that takes the rows, and a file for their number and hash.
     label: str | None = None
@@ -113,7 +115,9 @@ def read_sink_options(options: Mapping[str, str]) -> SinkOptions:
         )
     if options.get("table") and not options.get("key"):
         raise InvalidRequestError("a table needs option('key', column): whose rows replace each other")
-    checkpoint = options.get("checkpointlocation")
+    if options.get("stream_column") and _choice(options, "create", "false", "true") == "true":
+        raise InvalidRequestError("create is for one stream or table: make the streams that stream_column names before, and leave it out")
+    checkpoint = find_local(options.get("checkpointlocation"))
     return SinkOptions(
         read_address(options),
         options.get("stream") or None,
@@ -126,16 +130,21 @@ def read_sink_options(options: Mapping[str, str]) -> SinkOptions:
         float(_number(options, "lease") or 86400),
         _choice(options, "on_rollback", "fail", "append") == "append",
         checkpoint,
-        _choice(options, "fingerprint", "offsets", "rows") == "rows" or not is_local(checkpoint),
+        _choice(options, "fingerprint", "offsets", "rows") == "rows" or checkpoint is None,
         options.get("headwater.label"),
         options.get("headwater.into"),
         options.get("headwater.report"),
     )
 
 
-def is_local(path: str | None) -> bool:
-    """Whether a checkpoint's files can be read here."""
-    return path is not None and ("://" not in path or path.startswith("file://"))
+def find_local(path: str | None) -> Path | None:
+    """Where a checkpoint's files can be read here; None if they can't. As Hadoop has it, nothing in a path is quoted."""
+    scheme, colon, rest = (path or "").partition(":")
+    if not path or not colon or "/" in scheme:
+        return Path(path) if path else None
+    if scheme.lower() != "file":
+        return None
+    return Path("/" + rest[2:].partition("/")[2] if rest.startswith("//") else rest)
 
 
 def _check_names(options: Mapping[str, str], known: set[str], what: str) -> None:

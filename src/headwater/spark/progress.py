@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -46,12 +47,14 @@ def _stores(query: StreamingQuery, store: Store | str | os.PathLike[str] | None)
         yield store if isinstance(store, Store) else address_of(store).open()
         return
     running: Any = query
-    try:
+    found: list[dict[str, str]] = []
+    # Spark has no public way to ask, and this one may be gone in any version. A leaf may be another thing than a source.
+    with suppress(Exception):
         leaves = running._jsq.streamingQuery().logicalPlan().collectLeaves()
-        found = [dict(leaves.apply(index).relation().options().asCaseSensitiveMap()) for index in range(leaves.size())]
-    except Exception:  # Spark has no public way to ask, and this one may be gone in any version.
-        found = [{}]
-    for options in found:
+        for index in range(leaves.size()):
+            with suppress(Exception):
+                found.append(dict(leaves.apply(index).relation().options().asCaseSensitiveMap()))
+    for options in found or [{}]:
         lowered = {name.lower(): text for name, text in options.items()}
         if "store" in lowered or "path" in lowered or "HEADWATER_STORE" in os.environ:
             yield read_address(lowered).open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -130,7 +131,12 @@ def to_entries(batch: pa.RecordBatch, options: SinkOptions) -> Iterator[tuple[st
     if keys.null_count:
         raise InvalidRequestError(f"{keys.null_count} rows have no key in the column {key!r}")
     rest = [name for name in batch.schema.names if name != key and name not in _ORIGIN]
-    texts = [value.decode() if isinstance(value, bytes) else str(value) for value in keys.to_pylist()]
+    try:
+        texts = [value.decode() if isinstance(value, bytes) else str(value) for value in keys.to_pylist()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"a table's key is a text, and a row has {error.object!r} in the column {key!r}: give hex({key})"
+        ) from None
     if rest == ["value"] and _is_raw(batch.schema.field("value").type):
         values = batch.column("value").cast(pa.binary()).to_pylist()
         if None in values:
@@ -138,11 +144,27 @@ def to_entries(batch: pa.RecordBatch, options: SinkOptions) -> Iterator[tuple[st
         yield from zip(texts, values, strict=True)
         return
     for text, row in zip(texts, batch.select(rest).to_pylist(), strict=True):
-        yield text, json.dumps(row, default=_json, separators=(",", ":")).encode()
+        yield text, _to_json(row).encode()
 
 
 def _is_raw(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+
+
+def _to_json(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, default=_json, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_without_nan(row), default=_json, separators=(",", ":"))
+
+
+def _without_nan(value: Any) -> Any:
+    """NaN and the infinities, which JSON lacks, as the texts that Spark's `to_json` has for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _json(value: Any) -> Any:

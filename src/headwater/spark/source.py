@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -52,23 +54,29 @@ def open_streams(options: SourceOptions) -> tuple[Store, list[Stream]]:
     return store, streams
 
 
-def full_schema(streams: Sequence[Stream]) -> pa.Schema:
-    """All that can be read of these streams, with Arrow's types."""
-    own = union_schema([stream.schema for stream in streams], [stream.name for stream in streams])
-    return pa.schema([*own, *METADATA, APPENDED])
+def read_schemas(options: SourceOptions) -> tuple[pa.Schema, pa.Schema]:
+    """(the columns that were asked for, those that the condition looks at), as Spark has them.
+
+    No others are looked at: their types may differ between the streams, or be some that Spark lacks.
+    """
+    _, streams = open_streams(options)
+    own = list(dict.fromkeys(name for stream in streams for name in stream.schema.names))
+    names = options.columns or [*own, *METADATA.names]
+    condition = parse_where(options.where) if options.where is not None else None
+    looked_at = sorted(columns_of(condition))
+    for name in (*names, *looked_at):
+        if name not in (known := [*own, *METADATA.names, APPENDED.name]):
+            raise InvalidRequestError(f"{', '.join(options.streams)} has no column {name!r}; there are: {', '.join(known)}")
+    chosen = [pa.schema([field for field in stream.schema if field.name in names or field.name in looked_at]) for stream in streams]
+    schema = spark_arrow_schema(pa.schema([*union_schema(chosen, options.streams), *METADATA, APPENDED]))
+    if condition is not None:
+        make_expression(condition, schema)
+    return pa.schema([schema.field(name) for name in names]), pa.schema([schema.field(name) for name in looked_at])
 
 
 def source_schema(options: SourceOptions) -> StructType:
     """The columns of the DataFrame: the streams' own and `_key, _time, _stream, _segment, _number`, or those asked for."""
-    _, streams = open_streams(options)
-    schema = full_schema(streams)
-    names = options.columns or [name for name in schema.names if name != APPENDED.name]
-    for name in names:
-        if schema.get_field_index(name) < 0:
-            raise InvalidRequestError(f"{', '.join(options.streams)} has no column {name!r}; there are: {', '.join(schema.names)}")
-    if options.where is not None:
-        make_expression(parse_where(options.where), spark_arrow_schema(schema))
-    return to_spark_schema(pa.schema([schema.field(name) for name in names]))
+    return to_spark_schema(read_schemas(options)[0])
 
 
 class RangeReader:
@@ -78,6 +86,8 @@ class RangeReader:
         self.options = options
         self.schema = schema
         self.condition: Condition | None = parse_where(options.where) if options.where is not None else None
+        #: The columns that it looks at, also those that a stream lacks.
+        self.looked_at = read_schemas(options)[1] if options.where is not None else pa.schema([])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RangesPartition):
@@ -105,19 +115,14 @@ class RangeReader:
         yield from _joined(small)
 
     def _read_range(self, part: SegmentRange, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-        looked_at = columns_of(self.condition)
-        own = part.schema()
-        wanted = [name for name in dict.fromkeys([*target.names, *sorted(looked_at)]) if name.startswith("_") or name in own.names]
-        expression = None
-        if self.condition is not None:
-            everything = spark_arrow_schema(pa.schema([*own, *METADATA, APPENDED]))
-            missing = looked_at - set(everything.names)
-            everything = pa.schema([*everything, *(target.field(name) for name in missing if name in target.names)])
-            expression = make_expression(self.condition, everything)
-            read_schema = pa.schema([everything.field(name) for name in dict.fromkeys([*wanted, *sorted(missing)])])
+        there = {*part.schema().names, *METADATA.names, APPENDED.name}
+        full = pa.schema(list({field.name: field for field in (*self.looked_at, *target)}.values()))
+        expression = make_expression(self.condition, full) if self.condition is not None else None
+        # Rows without any of the columns are rows all the same.
+        wanted = [name for name in full.names if name in there] or ["_number"]
         for batch in part.to_batches(wanted, prefetch_bytes=_PREFETCH_BYTES):
             if expression is not None:
-                batch = conform(_with_nulls(batch, read_schema), read_schema).filter(expression)
+                batch = conform(_with_nulls(batch, full), full).filter(expression)
             if batch.num_rows:
                 yield conform(_with_nulls(batch, target), target)
 
@@ -194,6 +199,10 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
             return store.cut(*self.options.streams)
         if isinstance(place, Cut):
             return self._check(place)
+        if isinstance(place, datetime) and place > datetime.now(UTC):
+            raise InvalidRequestError(
+                f"a query's start or end is a time that has passed, not {place.isoformat()}: what comes until then is not known"
+            )
         found = [stream.head() if place == "head" else stream.cut_at(place) for stream in streams]
         return Cut(store.id, {name: part for cut in found for name, part in cut.streams.items()})
 
@@ -274,6 +283,8 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begun = self._parse(end.get("began", start))
         until = self._parse(end)
+        # Here, since a batch that is repeated after a restart is planned without being looked for.
+        self._hold.renew(begun)
         ranges = patiently(lambda: self._ranges(begun, until))
         return [RangesPartition(part) for part in divide(ranges, self.options.partition_bytes)]
 
@@ -286,7 +297,9 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
         if self.options.group is not None:
             cut = self._parse(end)
             group = patiently(lambda: self._store().reader_group(self.options.group, list(self.options.streams)))  # type: ignore[arg-type]
-            patiently(lambda: group.reset(cut))
+            # The query holds what it reads, so it may be before a head that was moved meanwhile: then the group follows when it is past it.
+            with suppress(TruncatedError):
+                patiently(lambda: group.reset(cut))
 
     def stop(self) -> None:
         self._hold.release()

@@ -11,8 +11,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from urllib.parse import unquote, urlparse
+from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,7 +19,7 @@ from pyspark import TaskContext
 from headwater import Commit, ConflictError, HeadwaterError, InvalidRequestError, Marker, Store, Transaction, UnavailableError
 from headwater.spark.addresses import patiently
 from headwater.spark.hashing import hash_rows
-from headwater.spark.options import SinkOptions, is_local
+from headwater.spark.options import SinkOptions
 from headwater.spark.pieces import Piece, Staged
 
 
@@ -64,10 +63,11 @@ def gather(tx: Transaction, messages: Sequence[Staged], key: str | None) -> None
             waiting = []
         for name, data in message.rows:
             for rows in pa.ipc.open_stream(data):
-                tx.write_batch(name, rows, key=key)
+                # A call that finds the store out of reach has added nothing, so it may be made again.
+                patiently(partial(tx.write_batch, name, rows, key=key))
         for table, entries in message.entries:
             for entry_key, value in entries:
-                tx.put(table, entry_key, value)
+                patiently(partial(tx.put, table, entry_key, value))
     if waiting:
         patiently(lambda: tx.adopt(waiting))
 
@@ -104,14 +104,13 @@ def sum_hashes(messages: Sequence[Staged]) -> tuple[int, int]:
 
 def make_fingerprint(options: SinkOptions, batch: int, rows: int, hash: int) -> str:
     """What tells a repeated batch from other data: the checkpoint's note of its offsets if that can be read, else the rows themselves."""
-    if not options.hashes_rows and options.checkpoint is not None and is_local(options.checkpoint):
-        path = Path(unquote(urlparse(options.checkpoint).path) if "://" in options.checkpoint else options.checkpoint)
+    if not options.hashes_rows and options.checkpoint is not None:
+        path = options.checkpoint / "offsets" / str(batch)
         try:
-            return f"offsets {hashlib.sha256((path / 'offsets' / str(batch)).read_bytes()).hexdigest()[:32]}"
+            return f"offsets {hashlib.sha256(path.read_bytes()).hexdigest()[:32]}"
         except OSError as error:
             raise InvalidRequestError(
-                f"the checkpoint's {path / 'offsets' / str(batch)} can't be read here ({error.strerror}): "
-                "give option('fingerprint', 'rows') to compare rows instead"
+                f"the checkpoint's {path} can't be read here ({error.strerror}): give option('fingerprint', 'rows') to compare rows instead"
             ) from error
     return f"rows {rows} {hash:016x}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -81,8 +82,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type.equals(kind):
         return column
-    # Nanoseconds are cut off, as they are for Python's own datetime; anything else that does not fit is an error.
-    return column.cast(kind, safe=not pt.is_temporal(kind))
+    # Nanoseconds are cut off, also nested ones, as they are for Python's own datetime; anything else that does not fit is an error.
+    return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
 
 
 def union_schema(schemas: Sequence[pa.Schema], names: Sequence[str]) -> pa.Schema:

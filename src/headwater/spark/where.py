@@ -6,6 +6,7 @@ or (operator, column, value). Nulls are treated as SQL treats them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -143,7 +144,8 @@ class _Parser:
         negative = self._accept("sign", "-")
         kind, text = self._next()
         if kind == "number":
-            number = int(text) if text.isdigit() else float(text)
+            # As in SQL: 1.5 is a decimal, 15e-1 a double.
+            number = int(text) if text.isdigit() else float(text) if "e" in text.lower() else Decimal(text)
             return -number if negative else number
         if kind == "text" and not negative:
             return text
@@ -167,21 +169,54 @@ def _columns(condition: Condition) -> Iterator[str]:
 
 def make_expression(condition: Condition, schema: pa.Schema) -> Any:
     """The condition for batches of this schema. InvalidRequestError if a column is missing or a value can't be compared with it."""
+    expression = _make(condition, schema)
+    try:
+        # What Arrow can't compare it says when it meets the types: here, and not in a task.
+        schema.empty_table().filter(expression)
+    except pa.ArrowException as error:
+        raise InvalidRequestError(f"where: it can't be applied to these columns: {error}") from error
+    return expression
+
+
+def _make(condition: Condition, schema: pa.Schema) -> Any:
     operator, *rest = condition
     if operator == "and":
-        return make_expression(rest[0], schema) & make_expression(rest[1], schema)
+        return _make(rest[0], schema) & _make(rest[1], schema)
     if operator == "or":
-        return make_expression(rest[0], schema) | make_expression(rest[1], schema)
+        return _make(rest[0], schema) | _make(rest[1], schema)
     if operator == "not":
-        return ~make_expression(rest[0], schema)
+        return ~_make(rest[0], schema)
     if schema.get_field_index(rest[0]) < 0:
         raise InvalidRequestError(f"where: there is no column {rest[0]!r}; there are: {', '.join(schema.names)}")
     column, kind = pc.field(rest[0]), schema.field(rest[0]).type
     if operator == "null":
         return column.is_null()
     if operator == "like":
-        return pc.match_like(column if not _is_blob(kind) else column.cast(pa.string()), str(rest[1]))
-    value = _literal(rest[1], kind, rest[0])
+        # Bytes are matched as they are: a key need not be UTF-8.
+        if not (_is_text(kind) or _is_blob(kind)):
+            raise InvalidRequestError(f"where: column {rest[0]!r} is {kind}, and LIKE is for texts and bytes")
+        return pc.match_like(column, str(rest[1]))
+    return _compare(operator, column, kind, _literal(rest[1], kind, rest[0]))
+
+
+def _compare(operator: str, column: Any, kind: pa.DataType, value: pa.Scalar) -> Any:
+    """A comparison as Spark makes it: NaN is equal to itself, and larger than all other numbers."""
+    if pt.is_floating(value.type):
+        if pt.is_integer(kind):
+            # Arrow alone takes a float32, and fails above 2^24.
+            column = column.cast(pa.float64(), safe=False)
+        is_nan = pc.is_nan(column)
+        if math.isnan(value.as_py()):
+            return {
+                "=": is_nan,
+                ">=": is_nan,
+                "!=": ~is_nan,
+                "<": ~is_nan,
+                "<=": is_nan | ~is_nan,
+                ">": is_nan & ~is_nan,
+            }[operator]
+        if operator in (">", ">="):
+            return (column > value if operator == ">" else column >= value) | is_nan
     return {
         "=": column.__eq__,
         "!=": column.__ne__,
@@ -198,6 +233,8 @@ def _is_blob(kind: pa.DataType) -> bool:
 
 def _literal(value: Any, kind: pa.DataType, column: str) -> pa.Scalar:
     try:
+        if isinstance(value, bytearray):
+            value = bytes(value)
         if isinstance(value, str) and (pt.is_timestamp(kind) or pt.is_date(kind)):
             value = datetime.fromisoformat(value)
         if isinstance(value, datetime) and pt.is_timestamp(kind):
@@ -210,11 +247,17 @@ def _literal(value: Any, kind: pa.DataType, column: str) -> pa.Scalar:
             # As a routing key: 7, '7' and b'7' are one.
             return pa.scalar(value if isinstance(value, bytes) else str(value).encode(), kind)
         if isinstance(value, str) and (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)):
-            return pa.scalar(Decimal(value)).cast(kind)
+            value = Decimal(value)
+        if pt.is_decimal(kind) and isinstance(value, int | float) and not isinstance(value, bool):
+            # By its digits: 0.1 is the decimal, not the double next to it.
+            value = Decimal(str(value))
+        if pt.is_floating(kind) and isinstance(value, int | Decimal) and not isinstance(value, bool):
+            value = float(value)
         scalar = pa.scalar(value)
-        if pt.is_boolean(kind) != pt.is_boolean(scalar.type) or _is_text(kind) != _is_text(scalar.type):
+        if pt.is_boolean(kind) != pt.is_boolean(scalar.type) or _is_text(kind) != _is_text(scalar.type) or pt.is_temporal(kind):
             raise ValueError(f"{value!r} can't be compared with {kind}")
-        return scalar if isinstance(value, float) else scalar.cast(kind)
+        # Decimals of any precision are compared as they are.
+        return scalar if isinstance(value, float | Decimal) else scalar.cast(kind)
     except (pa.ArrowException, ArithmeticError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"where: column {column!r} is {kind}, and {value!r} can't be compared with it") from error
 

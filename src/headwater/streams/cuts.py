@@ -122,9 +122,9 @@ def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[
     return _between(store_id, stream, rows, first, cut_numbers(store_id, stream, rows, cut)), first
 
 
-def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut) -> list[Range]:
-    """What is readable, or kept by a tag, between two cuts."""
-    return _ranges(tx, store_id, stream, start, end, True)
+def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut | None, end: Cut) -> list[Range]:
+    """What is readable, or kept by a tag, between two cuts; without a start from the head, as `ranges` takes it."""
+    return _ranges(tx, store_id, stream, start, end, True, may_be_tagged=True)
 
 
 def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
@@ -140,7 +140,7 @@ def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[i
     upper_spans = [by_number[segment].span for segment in upper or {} if segment in by_number]
     found = []
     for row in rows:
-        start = lower.get(row.number, row.head)
+        start = max(lower.get(row.number, 0), row.head)
         if row.number not in lower and is_before(row.span, lower_spans):
             continue
         end = row.tail
@@ -150,7 +150,7 @@ def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[i
             elif not is_before(row.span, upper_spans):
                 continue
         if start < end:
-            found.append(Range(row, max(start, row.head), end))
+            found.append(Range(row, start, end))
     return found
 
 

@@ -63,8 +63,11 @@ def tag(engine: Engine, name: str, cut: Cut) -> None:
         raise AlreadyExistsError(f"there is a tag {name!r}: untag it first")
 
 
-def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> None:
-    """Keep what lies between two cuts readable for a while, in place of what was held under this name before."""
+def hold(engine: Engine, name: str, start: Cut | None, end: Cut, seconds: float) -> None:
+    """Keep what lies between two cuts readable for a while, in place of what was held under this name before.
+
+    Without a start it is what `ranges` gives up to the end: from the head, or from where a tagged cut was tagged.
+    """
     parse_word(name, "hold")
     refs = [open_stream(engine, parse_stream_name(stream)) for stream in end.streams]
 
@@ -75,7 +78,7 @@ def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> Non
             found = cuts.kept_between(tx, engine.store_id, ref, start, end)
             kept = {item.segment.number: (item.start, item.end) for item in found}
             # Also where they are empty: who reads between these cuts names their segments.
-            for segment, number in (*start.streams[ref.name].segments.items(), *end.streams[ref.name].segments.items()):
+            for segment, number in (item for cut in (start, end) if cut is not None for item in cut.streams[ref.name].segments.items()):
                 kept.setdefault(segment, (number, number))
             pins += [(ref.id, segment, *bounds) for segment, bounds in kept.items()]
         tags.hold(tx, _hold_name(name), pins, int(seconds * 1_000_000))

@@ -38,30 +38,54 @@ def advance(
     """The place up to `max_events` and about `max_bytes` behind `start`, and not behind `end`; `start` itself if there is nothing."""
     walks = [_walk(tx, store_id, stream, start, end, skip_truncated, piece_bytes) for stream in streams]
     events, size = max_events, max_bytes
+    # It grows with every event that is read, so that segments which can't all be read in each step take turns.
+    turn = sum(number for part in start.streams.values() for number in part.segments.values())
     has_moved = False
     while ready := [(walk, item) for walk in walks for item in walk.enter_ready()]:
-        # All that are ready share what is left, each by how much it has.
-        share = 1.0
+        counts = [item.end - item.start for _, item in ready]
+        limit = total = sum(counts)
         if events is not None:
-            share = min(share, events / max(1, sum(item.end - item.start for _, item in ready)))
+            limit = min(limit, events)
         if size is not None:
-            share = min(share, size / max(1, sum(walk.bytes(item) for walk, item in ready)))
-        taken = [(walk, item, int((item.end - item.start) * share)) for walk, item in ready]
-        if share < 1.0 and not has_moved and not any(count for _, _, count in taken):
-            first = next(index for index, (_, item, _) in enumerate(taken) if item.end > item.start)
-            taken[first] = (*taken[first][:2], 1)
-        for walk, item, count in taken:
-            has_moved = has_moved or count > 0
+            whole = sum(walk.bytes(item) for walk, item in ready)
+            limit = min(limit, max(0, total * size // max(1, whole)))
+        if total and not has_moved:
+            limit = max(1, limit)
+        shares = share(counts, limit, turn)
+        for (walk, item), count in zip(ready, shares, strict=True):
             walk.take(item, count)
+            if size is not None:
+                size -= walk.bytes(item, count)
         if events is not None:
-            events -= sum(count for _, _, count in taken)
-        if size is not None:
-            size -= sum(walk.bytes(item, count) for walk, item, count in taken)
-        if share < 1.0:
+            events -= limit
+        has_moved = has_moved or limit > 0
+        if limit < total:
             break
     if not has_moved:
         return start
     return Cut(store_id, {walk.stream.name: StreamCut(walk.stream.id, walk.place()) for walk in walks})
+
+
+def share(counts: Sequence[int], limit: int, turn: int) -> list[int]:
+    """How many to take of each, `limit` in all: one of each that has some, and the rest by how much each has.
+
+    Where there are more than `limit`, the first to get one is that whose turn it is: with a turn that grows by `limit`, all come to theirs.
+    """
+    if limit >= sum(counts):
+        return list(counts)
+    first = turn % len(counts)
+    order = [index for index in (*range(first, len(counts)), *range(first)) if counts[index]]
+    shares = [0] * len(counts)
+    for index in order[:limit]:
+        shares[index] = 1
+    left, rest = limit - sum(shares), sum(counts) - sum(shares)
+    for index in order if left else ():
+        shares[index] += left * (counts[index] - 1) // rest
+    # What rounding left goes to the smallest.
+    left = limit - sum(shares)
+    for index in sorted((index for index in order if shares[index] < counts[index]), key=lambda index: counts[index])[:left]:
+        shares[index] += 1
+    return shares
 
 
 class _Piece:
@@ -141,11 +165,18 @@ def _walk(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut | None,
     upper = cuts.cut_numbers(store_id, stream, rows, end) if end is not None else None
     is_held = False
     if _is_truncated(rows, lower):
-        if skip_truncated:
+        # Tags and holds may keep what was truncated. Then it is not skipped either: who reads this step is given it.
+        kept = _find_kept(tx, stream, rows, lower, upper)
+        if kept is not None:
+            rows, is_held = kept, True
+        elif skip_truncated:
             lower = _skip_truncated(rows, lower)
         else:
-            # Tags and holds may keep what was truncated.
-            rows, is_held = _check_kept(tx, store_id, stream, rows, lower, upper), True
+            head = {span.number: span.head for span in first_spans(row.span for row in rows)}
+            raise TruncatedError(
+                f"{describe_loss(stream.name, rows, lower)}; read on from its head",
+                Cut(store_id, {stream.name: StreamCut(stream.id, head)}),
+            )
     by_number = {row.number: row for row in rows}
     lower_spans = [by_number[number].span for number in lower]
     upper_spans = [by_number[number].span for number in upper or {} if number in by_number]
@@ -182,17 +213,14 @@ def _skip_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> dict[i
     return {span.number: numbers[span.number] for span in last_spans(by_number[number].span for number in numbers)}
 
 
-def _check_kept(
-    tx: Tx, store_id: str, stream: StreamRef, rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None
-) -> list[SegmentRow]:
-    """All segments with the truncated ones, if what lies behind the place is kept; else TruncatedError with what was lost."""
+def _find_kept(
+    tx: Tx, stream: StreamRef, rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None
+) -> list[SegmentRow] | None:
+    """All segments with the truncated ones, if what lies behind the place is kept; else None."""
     tails = upper or {span.number: span.tail for span in last_spans(row.span for row in rows)}
-    if cuts.kept_ranges(tx, stream, lower, tails) is not None:
-        return [replace(row, head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
-    head = {span.number: span.head for span in first_spans(row.span for row in rows)}
-    raise TruncatedError(
-        f"{describe_loss(stream.name, rows, lower)}; read on from its head", Cut(store_id, {stream.name: StreamCut(stream.id, head)})
-    )
+    if cuts.kept_ranges(tx, stream, lower, tails) is None:
+        return None
+    return [replace(row, head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
 
 
 def describe_loss(name: str, rows: Sequence[SegmentRow], lower: dict[int, int]) -> str:
