@@ -20,7 +20,7 @@ from headwater.bytestream import ByteWriter
 from headwater.catalog import commits, groups, streams, transactions
 from headwater.catalog.database import Database
 from headwater.catalog.mounts import refuse_network_mount
-from headwater.catalog.schema import open_catalog
+from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.model.cuts import Cut
@@ -99,7 +99,9 @@ def open(
     try:
         store_id = open_catalog(database, "postgresql" if catalog else "sqlite", create=create)
         if scheme != "memory":
-            _check_identity(storage, store_id, text)
+            # Asked before the storage, which a new store's maker marks before it uses the catalog. SQLite lies beside the files it names.
+            is_used = catalog is not None and is_catalog_used(database)
+            _check_identity(storage, store_id, text, is_used)
     except BaseException:
         if scheme != "memory":
             database.close()
@@ -164,9 +166,13 @@ def _check_directory(path: str, create: bool) -> None:
 _IDENTITY_KEY = "store/id"
 
 
-def _check_identity(storage: Storage, store_id: str, url: str) -> None:
+def _check_identity(storage: Storage, store_id: str, url: str, is_used: bool) -> None:
     """Tell a catalog and a storage that don't belong together before anything is lost between them."""
     size = storage.size(_IDENTITY_KEY)
+    if size is None and is_used:
+        raise InvalidRequestError(
+            f"{url} holds nothing of the store in this catalog: mount it, or correct the address (a moved store brings its store/id along)"
+        )
     if size is None:
         try:
             storage.put(_IDENTITY_KEY, [store_id.encode()])

@@ -15,6 +15,8 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.mounts import file_system_of, refuse_network_mount
+from headwater.catalog.postgres import PostgresDatabase
+from headwater.catalog.schema import open_catalog
 from headwater.check import check_store
 
 
@@ -184,6 +186,38 @@ def test_storage_and_catalog_of_two_stores_are_not_mixed(tmp_path: Path, postgre
         hw.open(tmp_path / "two", catalog=postgres_url)
     with hw.open(tmp_path / "one", catalog=postgres_url) as one:
         assert [event.value for event in one.stream("a/x").read()] == [b"x"]
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_an_empty_directory_is_not_taken_for_the_storage_of_a_catalog_in_use(tmp_path: Path, postgres_url: str, create: bool) -> None:
+    with hw.open(tmp_path / "right", catalog=postgres_url, upkeep=False) as store, store.create_stream("a/x").writer() as writer:
+        writer.write("x")
+    (tmp_path / "wrong").mkdir()  # As when a volume is not mounted.
+    with pytest.raises(hw.InvalidRequestError, match="wrong holds nothing of the store in this catalog"):
+        hw.open(tmp_path / "wrong", catalog=postgres_url, create=create, upkeep=False)
+    assert list((tmp_path / "wrong").rglob("*id*")) == []
+    with hw.open(tmp_path / "right", catalog=postgres_url, create=create, upkeep=False) as store:
+        assert [event.value for event in store.stream("a/x").read()] == [b"x"]
+
+
+def test_a_store_whose_maker_died_before_it_marked_the_storage_is_opened(tmp_path: Path, postgres_url: str) -> None:
+    database = PostgresDatabase(postgres_url)
+    made = open_catalog(database, "postgresql", create=True)
+    database.close()
+    with hw.open(tmp_path / "store", catalog=postgres_url, upkeep=False) as store:
+        assert store.id == made
+        store.create_stream("a/x")
+    with hw.open(tmp_path / "store", catalog=postgres_url, create=False, upkeep=False) as store:
+        assert store.streams() == ["a/x"]
+
+
+def test_a_directory_restored_without_its_mark_is_marked_again(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        store.create_stream("a/x")
+    (tmp_path / "store" / "store" / "id").unlink()
+    with hw.open(tmp_path / "store", create=False, upkeep=False) as store:
+        assert store.streams() == ["a/x"]
+        assert (tmp_path / "store" / "store" / "id").read_text() == store.id
 
 
 def test_storage_options_are_for_object_stores(tmp_path: Path) -> None:
