@@ -237,3 +237,32 @@ def test_options_of_the_client_and_of_the_store_go_where_they_belong() -> None:
     ObjectStorage(URL, {**options_for("http://127.0.0.1:1"), "timeout": "5s", "connect_timeout": "1s"})
     with pytest.raises(InvalidRequestError, match="cannot open"):
         ObjectStorage(URL, {"timeout": "soon"})
+
+
+@pytest.mark.parametrize("name", ["ALLOW_HTTP", "aws_allow_http", "AWS_ALLOW_HTTP"])
+def test_options_of_the_client_may_be_written_like_environment_variables(name: str) -> None:
+    with FaultyServer() as server:
+        options = {key: value for key, value in server.options.items() if key != "allow_http"}
+        ObjectStorage(URL, {**options, name: "true"}).put(KEY, [b"content"])
+        assert server.objects == {PATH: b"content"}
+
+
+def test_an_option_that_obstore_panics_on_is_an_invalid_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_CLIENT_OPTIONS", frozenset())  # As for one that only a newer obstore has.
+    with pytest.raises(InvalidRequestError, match=f"cannot open {URL}: Expected config prefix"):
+        ObjectStorage(URL, {"timeout": "5s"})
+
+
+def test_a_panic_in_a_request_is_unavailable() -> None:
+    with FaultyServer() as server:
+        storage = ObjectStorage(URL, {**server.options, "token": "a line\nand another"})
+        calls: list[Any] = [
+            lambda: storage.put(KEY, [b"x"]),
+            lambda: storage.get(KEY, 0, 1),
+            lambda: storage.size(KEY),
+            lambda: storage.delete([KEY]),
+            lambda: list(storage.list("l0/")),
+        ]
+        for call in calls:
+            with pytest.raises(UnavailableError, match="obstore failed. Check the storage options and credentials"):
+                call()

@@ -80,13 +80,16 @@ class ObjectStorage:
         self.url = url
         self._sleep = sleep
         self._monotonic = monotonic
-        config: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-        client: Any = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
+        named = {_client_option(name) or name: value for name, value in options.items()}
+        config: Any = {name: value for name, value in named.items() if name not in _CLIENT_OPTIONS}
+        client: Any = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
         try:
             # obstore's own retries are off: it never repeats a create-only put whose answer was lost, because it cannot know
             # that the object it then finds is its own. We can, so all repeating is ours, with one deadline.
             self._store = from_url(url, config=config, client_options=client, retry_config={"max_retries": 0})
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise InvalidRequestError(f"cannot open {url}: {_first_line(error)}") from error
 
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
@@ -144,7 +147,7 @@ class ObjectStorage:
                 if pages is None:
                     pages = iter(obstore.list(self._store, prefix or None, offset=after, chunk_size=_LIST_OBJECTS))
                 return next(pages, ())
-            except Exception:
+            except BaseException:
                 pages = None  # A broken listing is taken up again behind the last key it gave.
                 raise
 
@@ -207,6 +210,12 @@ class ObjectStorage:
             raise
         except Exception as error:
             raise self._explain(action, error) from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            # As of credentials with a line break in them. They may be good again soon, and a writer must keep its events until then.
+            advice = "Check the storage options and credentials, then repeat"
+            raise UnavailableError(f"cannot {action} in {self.url}: obstore failed. {advice}: {_first_line(error)}") from error
 
     def _explain(self, action: str, error: Exception) -> HeadwaterError:
         reason = _first_line(error)
@@ -239,12 +248,23 @@ def is_transient(error: Exception) -> bool:
     return status in (408, 429) or status >= 500 or (status == 400 and "RequestTimeout" in str(error))
 
 
+def _client_option(name: Any) -> str | None:
+    """The HTTP client's setting that a name stands for, in any case and with the prefix of environment variables; None if for none."""
+    found = re.sub(r"^(aws|google|azure)_", "", str(name).lower())
+    return found if found in _CLIENT_OPTIONS else None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether it is a fault in obstore's Rust code, for which Python has no type, and which is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 def _find_status(error: Exception) -> int | None:
     found = _STATUS.search(str(error))
     return int(found[1]) if found else None
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """obstore's text without the answer's XML and the debugging details that follow."""
     return str(error).partition("\n")[0].partition("<")[0].strip(" :")
 
