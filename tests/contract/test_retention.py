@@ -9,7 +9,8 @@ import pytest
 
 import headwater as hw
 from headwater.segments.engine import Engine
-from headwater.streams import retention, truncation
+from headwater.segments.read import SegmentCursor
+from headwater.streams import reading, retention, truncation
 from tests.crash.processes import Place
 
 KIB = 1024
@@ -442,3 +443,35 @@ def test_a_fork_with_sealed_segments_of_its_parent_keeps_no_more_than_its_size(s
     kept = numbers(fork)
     assert kept[-1] == 109 and 15 <= len(kept) <= 25 and kept[0] >= 10
     assert numbers(parent) == list(range(10))
+
+
+@pytest.mark.parametrize("how", ["read", "ranges"])
+def test_what_was_truncated_before_its_reader_began_is_truncated_and_not_damaged(store: hw.Store, how: str) -> None:
+    stream = store.create_stream("a/x", retention=hw.Retention.by_time(timedelta(days=1)))
+    write(stream, range(5))
+    ranges, events = stream.ranges(), stream.read()
+    write(stream, range(5, 6))
+    tail = stream.tail()
+    stream.truncate(tail)
+    with pytest.raises(hw.TruncatedError) as caught:
+        list(events if how == "read" else (batch for each in ranges for batch in each.to_batches()))
+    assert caught.value.head == tail
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_reader_that_paused_for_longer_than_its_hold_hears_of_the_truncation(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    monkeypatch.setattr(reading, "_HOLD_SECONDS", 0.0)
+    # It has not fetched all of it before it pauses.
+    monkeypatch.setattr(Engine.plan, "__defaults__", (2,))
+    monkeypatch.setattr(SegmentCursor.__init__, "__defaults__", (None, len(EVENT), ()))
+    stream = store.create_stream("a/x", retention=hw.Retention.by_time(timedelta(days=1)))
+    write(stream, range(100))
+    events = stream.read(follow=follow)
+    next(events)
+    stream.truncate(stream.tail())
+    store.run_upkeep()
+    with pytest.raises(hw.TruncatedError):
+        for _ in range(99):
+            next(events)
