@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 import headwater as hw
+from headwater.catalog import tags
+from headwater.catalog.database import Tx
 from headwater.segments.engine import Engine
 from headwater.segments.read import SegmentCursor
 from headwater.streams import reading, retention, truncation
-from tests.crash.processes import Place
+from tests.crash.processes import PATIENCE_SECONDS, Place
 
 KIB = 1024
 EVENT = b"." * 1000
@@ -475,3 +480,46 @@ def test_a_reader_that_paused_for_longer_than_its_hold_hears_of_the_truncation(
     with pytest.raises(hw.TruncatedError):
         for _ in range(99):
             next(events)
+
+
+@pytest.mark.parametrize("catalog_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("end", ["untag", "release", "another hold", "time"])
+def test_a_hold_of_what_a_tag_keeps_outlives_the_tag(
+    store: hw.Store, place: Place, catalog_url: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    stream = store.create_stream("a/x")
+    store.create_stream("a/y")
+    write(stream, range(5))
+    head, tail = stream.head(), stream.tail()
+    if end == "untag":
+        store.tag("t", tail)
+    else:
+        store.hold("t", head, tail, 3600)
+    write(stream, range(5, 6))
+    stream.truncate(tail)
+    ends = {
+        "untag": lambda other: other.untag("t"),
+        "release": lambda other: other.release("t"),
+        "another hold": lambda other: other.hold("t", other.cut("a/y"), other.cut("a/y"), 3600),
+        "time": lambda other: other.run_upkeep(),
+    }
+    if end == "time":
+        store._engine.write(lambda tx: tx.run("UPDATE tag SET expires_at = 0"))
+    with place.open() as other, psycopg.connect(catalog_url, autocommit=True) as connection:
+        ending = threading.Thread(target=ends[end], args=(other,))
+        real = tags.hold
+
+        def hold_after_the_end(tx: Tx, *args: Any) -> None:
+            """By now it is decided what is kept."""
+            monkeypatch.setattr(tags, "hold", real)
+            ending.start()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while ending.is_alive() and not connection.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall():
+                assert time.monotonic() < deadline
+            real(tx, *args)
+
+        monkeypatch.setattr(tags, "hold", hold_after_the_end)
+        store.hold("h", head, tail, 3600)
+        ending.join()
+    store.run_upkeep()
+    assert numbers(stream, head, tail) == list(range(5))

@@ -69,6 +69,7 @@ def hold(engine: Engine, name: str, start: Cut, end: Cut, seconds: float) -> Non
     refs = [open_stream(engine, parse_stream_name(stream)) for stream in end.streams]
 
     def work(tx: Tx) -> None:
+        tags.lock_pinned(tx, _hold_name(name), [ref.id for ref in refs])
         pins = []
         for ref in sorted(refs, key=lambda ref: ref.id):
             streams.lock_stream(tx, ref.id)
