@@ -29,13 +29,14 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.model.cuts import Cut, StreamCut
+from headwater.model.limits import MARKER_OWNER_BYTES
 from headwater.model.markers import Marker
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
 from headwater.synchronizer import Synchronizer
-from headwater.tables import check_entry
+from headwater.tables import check_entry, check_key
 
 if TYPE_CHECKING:
     from headwater.store import Store
@@ -215,7 +216,7 @@ class Transaction:
 
     def remove(self, table: str, key: str, version: int | None = None) -> None:
         """Remove a table's entry, at the commit."""
-        check_entry(key, b"", version)
+        check_key(key, version)
         self._change_table(table, TableChange("remove", key, None, version))
 
     def _change_table(self, table: str, change: TableChange) -> None:
@@ -487,8 +488,19 @@ def check_marker(marker: Any) -> None:
     """Refuse what is no marker, before anything is staged under it."""
     if not isinstance(marker, Marker):
         raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
-    for text in (marker.owner, marker.fingerprint or "-"):
-        if not isinstance(text, str) or not text or "\0" in text or not text.isprintable():
-            raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {text!r}")
+    check_owner(marker.owner)
+    _check_printable(marker.fingerprint or "-")
     if isinstance(marker.sequence, bool) or not isinstance(marker.sequence, int) or not -(1 << 62) < marker.sequence < 1 << 62:
         raise InvalidRequestError(f"a marker's sequence is a whole number, not {marker.sequence!r}")
+
+
+def check_owner(owner: Any) -> None:
+    """Refuse what can't own a marker."""
+    _check_printable(owner)
+    if len(owner.encode()) > MARKER_OWNER_BYTES:
+        raise InvalidRequestError(f"a marker's owner has up to {MARKER_OWNER_BYTES:,} bytes; this one has {len(owner.encode()):,}")
+
+
+def _check_printable(text: Any) -> None:
+    if not isinstance(text, str) or not text or not text.isprintable():
+        raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {text!r}")

@@ -264,5 +264,5 @@ def test_a_panic_in_a_request_is_unavailable() -> None:
             lambda: list(storage.list("l0/")),
         ]
         for call in calls:
-            with pytest.raises(UnavailableError, match="obstore failed. Check the storage options and credentials"):
+            with pytest.raises(UnavailableError, match=r"obstore failed\. Check the storage options and credentials"):
                 call()

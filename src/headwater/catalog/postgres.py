@@ -387,7 +387,8 @@ def _words(news: Iterable[tuple[str, str]]) -> str:
 
 
 def _is_retryable(error: Exception) -> bool:
-    if isinstance(error, pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName):
+    final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName | pg.ProgramLimitExceeded
+    if isinstance(error, final):
         return False
     if isinstance(error, psycopg.OperationalError) and "password" in str(error):
         return False
@@ -409,7 +410,7 @@ def _translated(url: str) -> Iterator[None]:
         raise CorruptDataError(f"the catalog is damaged: {error}", object=_shown(url)) from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
-    except psycopg.ProgrammingError as error:
+    except (psycopg.ProgrammingError, pg.ProgramLimitExceeded) as error:
         raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError, pg.ReadOnlySqlTransaction) as error:
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error

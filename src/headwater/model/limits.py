@@ -36,9 +36,13 @@ WAL_BYTES: Final = 4 * MIB
 LOCK_SECONDS: Final = 10.0
 #: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
 RETRY_SECONDS: Final = 20.0
-#: Tables: one key, one value.
-TABLE_KEY_BYTES: Final = 4 * KIB
+#: Tables: one key, one value. A key is in an index, whose rows may have 2.6 KiB on PostgreSQL.
+TABLE_KEY_BYTES: Final = 2 * KIB
+#: Keys that were put with an earlier limit, to be read and removed.
+OLD_TABLE_KEY_BYTES: Final = 4 * KIB
 TABLE_VALUE_BYTES: Final = 1 * MIB
+#: The owner of a marker, which is in an index too.
+MARKER_OWNER_BYTES: Final = 2 * KIB
 #: A reader of a group that was not seen for this long is taken for dead.
 READER_SECONDS: Final = 10.0
 #: Event time is noted at most this often by a writer, and a writer that notes none for the second time is idle.
