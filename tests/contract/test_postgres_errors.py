@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from headwater.catalog.database import Tx
 from headwater.catalog.postgres import PostgresDatabase
 from headwater.errors import InvalidRequestError
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -37,3 +47,18 @@ def test_what_is_too_long_for_an_index_is_refused_at_once(database: PostgresData
     with pytest.raises(InvalidRequestError, match="index row size"):
         database.write(insert)
     assert insert.tries == 1
+
+
+def test_after_a_burst_a_few_connections_are_kept_and_the_others_given_back(database: PostgresDatabase) -> None:
+    threads = 20
+    everyone = threading.Barrier(threads)
+
+    def look(tx: Tx) -> None:
+        everyone.wait(60)
+        tx.run("SELECT 1")
+        everyone.wait(60)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: database.read(look), range(threads)))
+    mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headwater' AND datname = current_database()"
+    wait_until(lambda: database.query(mine) == [(8,)])

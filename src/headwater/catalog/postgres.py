@@ -36,6 +36,8 @@ Connection = psycopg.Connection[Row]
 _CHANNEL = "headwater"
 _NOTIFY = "SELECT pg_notify(?, ?)"
 _NOTIFY_LIGHTLY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(?, ?)"
+#: Connections that are kept when nobody uses them.
+_MOST_IDLE = 8
 #: Of one INSERT; the protocol takes 65,535 values.
 _MOST_ROWS = 1024
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -150,11 +152,12 @@ class PostgresDatabase:
         return Pipeline(self.connect())
 
     def _give_back(self, pipeline: Pipeline) -> None:
-        if not pipeline.is_idle:
-            pipeline.close()
-            return
         with self._pool_lock:
-            self._idle.append(pipeline)
+            is_kept = pipeline.is_idle and len(self._idle) < _MOST_IDLE
+            if is_kept:
+                self._idle.append(pipeline)
+        if not is_kept:
+            pipeline.close()
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self.query_all([(sql, values)])[0]
