@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -62,3 +63,13 @@ def test_after_a_burst_a_few_connections_are_kept_and_the_others_given_back(data
         list(pool.map(lambda _: database.read(look), range(threads)))
     mine = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headwater' AND datname = current_database()"
     wait_until(lambda: database.query(mine) == [(8,)])
+
+
+def test_who_tells_and_hears_of_changes_ends_quietly_when_the_catalog_was_let_go_of(postgres_url: str) -> None:
+    database = PostgresDatabase(postgres_url)
+    changes = database._changes
+    database._close_idle()
+    del database
+    gc.collect()
+    changes._listen()
+    changes._tell()

@@ -369,7 +369,7 @@ class PostgresChanges(Changes):
         database = self._database()
         if database is None:
             self._closed.set()
-            return
+            raise psycopg.InterfaceError("this catalog was let go of")
         connection = database.connect()
         del database
         try:
