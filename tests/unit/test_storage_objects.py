@@ -11,6 +11,7 @@ import pytest
 from obstore import exceptions
 
 from headwater.errors import AlreadyExistsError, CorruptDataError, HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.model import limits
 from headwater.model.limits import RETRY_SECONDS
 from headwater.storage import objects
 from headwater.storage.layout import object_key
@@ -154,6 +155,31 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again() -> None:
         storage.put(KEY, [b"content"])
         assert server.objects == {PATH: b"content"}
     assert len(time.waits) == 1
+
+
+def test_a_hung_request_is_repeated_once_also_if_it_took_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "REQUEST_SECONDS", 0.1)
+    with FaultyServer("", "hang", "", "hang", "hang") as server:
+        storage = open_on(server)
+        storage.put(KEY, [b"content"])
+        assert bytes(storage.get(KEY, 0, 7)) == b"content"
+        with pytest.raises(UnavailableError, match="Repeat the call"):
+            storage.get(KEY, 0, 7)
+        assert server.requests == ["PUT", "GET", "GET", "GET", "GET"]
+
+
+def test_a_large_object_may_take_longer_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "REQUEST_SECONDS", 0.001)
+    large = bytes(limits.TRANSFER_BYTES + 1)
+    with FaultyServer() as server:
+        storage = open_on(server)
+        storage.put(KEY, [large])
+        assert bytes(storage.get(KEY, 0, len(large))) == large
+        server.faults += ["hang", "hang"]
+        with pytest.raises(UnavailableError):
+            storage.get(KEY, 0, 1)
 
 
 def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server) -> None:

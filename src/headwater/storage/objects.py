@@ -83,10 +83,13 @@ class ObjectStorage:
         named = {_client_option(name) or name: value for name, value in options.items()}
         config: Any = {name: value for name, value in named.items() if name not in _CLIENT_OPTIONS}
         client: Any = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
+        # A client's time-out is for a whole request, however large: so there are two of them.
+        small, large = ({"timeout": f"{seconds:g}s", **client} for seconds in (limits.REQUEST_SECONDS, limits.TRANSFER_SECONDS))
         try:
             # obstore's own retries are off: it never repeats a create-only put whose answer was lost, because it cannot know
             # that the object it then finds is its own. We can, so all repeating is ours, with one deadline.
-            self._store = from_url(url, config=config, client_options=client, retry_config={"max_retries": 0})
+            self._store = from_url(url, config=config, client_options=small, retry_config={"max_retries": 0})
+            self._large = from_url(url, config=config, client_options=large, retry_config={"max_retries": 0})
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
@@ -94,11 +97,12 @@ class ObjectStorage:
 
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         views = byte_views(buffers)
+        store = self._store_for(sum(view.nbytes for view in views))
 
         def put_once() -> None:
             failpoints.reach("object.put")
             try:
-                obstore.put(self._store, key, views, mode="create", use_multipart=False)
+                obstore.put(store, key, views, mode="create", use_multipart=False)
             except exceptions.AlreadyExistsError as error:
                 self._check_equal(key, views, error)
 
@@ -166,7 +170,7 @@ class ObjectStorage:
         starts, lengths = [start for start, _ in wanted], [length for _, length in wanted]
         try:
             # Without merging of its own: obstore panics when it cuts merged ranges out of an object that is too short.
-            fetched = obstore.get_ranges(self._store, key, starts=starts, lengths=lengths, coalesce=0)
+            fetched = obstore.get_ranges(self._store_for(sum(lengths)), key, starts=starts, lengths=lengths, coalesce=0)
         except FileNotFoundError as error:
             _refuse_missing_bucket(error)
             raise missing_error(key, starts[0], sum(lengths)) from error
@@ -180,6 +184,9 @@ class ObjectStorage:
             if len(data) != length:
                 raise short_error(key, start, length, len(data))
         return [memoryview(data) for data in fetched]
+
+    def _store_for(self, size: int) -> Any:
+        return self._store if size <= limits.TRANSFER_BYTES else self._large
 
     def _find_size(self, key: str) -> int | None:
         try:
@@ -203,6 +210,8 @@ class ObjectStorage:
                 call,
                 retryable=is_transient,
                 deadline_seconds=limits.RETRY_SECONDS,
+                # A connection that hangs says nothing about the next one, and outlives the deadline.
+                least_repeats=1,
                 sleep=self._sleep,
                 monotonic=self._monotonic,
             )
