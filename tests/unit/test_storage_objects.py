@@ -129,6 +129,21 @@ def test_a_put_that_meets_another_one_under_way_waits_for_its_outcome() -> None:
     assert len(time.waits) == 1
 
 
+def test_a_put_whose_object_is_deleted_while_it_is_compared_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = obstore.head
+
+    def head_then_delete(*args: Any) -> Any:
+        found = real(*args)
+        server.objects.clear()  # By another process, which takes it for garbage.
+        return found
+
+    monkeypatch.setattr(obstore, "head", head_then_delete)
+    with FaultyServer("lose") as server:
+        open_on(server).put(KEY, [b"content"])
+        assert server.requests == ["PUT", "PUT", "HEAD", "GET", "PUT"]
+        assert server.objects == {PATH: b"content"}
+
+
 def test_repeating_ends_at_the_deadline_with_an_error_that_says_to_repeat() -> None:
     time = Time()
     with (

@@ -18,7 +18,7 @@ import pyarrow as pa
 from obstore import exceptions
 from obstore.store import from_url
 
-from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.errors import AlreadyExistsError, CorruptDataError, HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.model import limits
 from headwater.runtime import failpoints
 from headwater.runtime.clock import from_datetime
@@ -199,7 +199,12 @@ class ObjectStorage:
         given, stored = sum(view.nbytes for view in views), self._find_size(key)
         if stored is None:
             raise _BusyError(f"another put of {key} is under way") from error
-        if given != stored or (given and not is_equal(views, self._fetch(key, [(0, given)])[0])):
+        try:
+            found = self._fetch(key, [(0, given)])[0] if given and given == stored else b""
+        except CorruptDataError as gone:
+            # Taken for garbage and deleted since we looked for it.
+            raise _BusyError(f"{key} was just deleted") from gone
+        if given != stored or not is_equal(views, found):
             raise AlreadyExistsError(f"{key} exists with other bytes: {stored} are stored, {given} were given", key=key) from error
 
     def _request(self, action: str, call: Callable[[], T]) -> T:
