@@ -105,6 +105,34 @@ def test_refused_credentials_are_said_in_a_sentence() -> None:
         open_on(server).put(KEY, [b"x"])
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind", "advice"),
+    [
+        ("400 ExpiredToken", UnavailableError, "Check its credentials"),
+        ("403 RequestTimeTooSkewed", UnavailableError, "Check its credentials"),
+        ("400 AuthorizationHeaderMalformed", InvalidRequestError, "Give the storage option `region`"),
+        ("501 NotImplemented", InvalidRequestError, "create objects conditionally"),
+    ],
+)
+def test_an_answer_that_only_the_user_can_mend_is_told_at_once_with_what_the_store_said(
+    fault: str, kind: type[HeadwaterError], advice: str
+) -> None:
+    time = Time()
+    with FaultyServer(fault) as server, pytest.raises(kind, match=rf"{advice}.*\({fault[4:]}\)"):
+        open_on(server, time).put(KEY, [b"x"])
+    assert time.waits == []
+
+
+def test_an_endpoint_without_tls_that_is_not_allowed_is_told_at_once() -> None:
+    time = Time()
+    with FaultyServer() as server:
+        options = {name: value for name, value in server.options.items() if name != "allow_http"}
+        storage = ObjectStorage(URL, options, sleep=time.sleep, monotonic=time.monotonic)
+        with pytest.raises(InvalidRequestError, match="needs the storage option allow_http=true"):
+            storage.size(KEY)
+    assert time.waits == []
+
+
 def test_a_put_whose_answer_was_lost_is_recognised_as_done() -> None:
     with FaultyServer("lose") as server:
         open_on(server).put(KEY, [b"content"])

@@ -58,6 +58,8 @@ _CLIENT_OPTIONS = frozenset(
 )
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_SAID = re.compile(r"<(?:Code|Message)>([^<]*)</")
+_EXPIRED = re.compile(r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired)</")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 
 #: The process that started obstore's threads.
@@ -235,10 +237,18 @@ class ObjectStorage:
         reason = _first_line(error)
         if _NO_BUCKET.search(str(error)):
             return InvalidRequestError(f"cannot {action}: the bucket of {self.url} does not exist. Create it, or correct the name")
-        if "redirect without LOCATION" in reason:
-            return InvalidRequestError(f"cannot {action}: {self.url} is in another region. Give the storage option `region`")
+        if said := ": ".join(_SAID.findall(str(error).partition("Debug source")[0])):
+            reason += f" ({said})"
+        if "redirect without LOCATION" in reason or "AuthorizationHeaderMalformed" in said:
+            return InvalidRequestError(f"cannot {action}: {self.url} is in another region. Give the storage option `region`: {reason}")
+        if "builder error" in reason:
+            advice = "An endpoint that begins with http:// needs the storage option allow_http=true"
+            return InvalidRequestError(f"cannot {action}: the address of {self.url} can't be used. {advice}: {reason}")
+        if isinstance(error, NotImplementedError) or _find_status(error) == 501:
+            advice = "It has to create objects conditionally (If-None-Match: *)"
+            return InvalidRequestError(f"cannot {action}: {self.url} can't do that. {advice}: {reason}")
         denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
-        if denied or _find_status(error) in (401, 403):
+        if denied or _find_status(error) in (401, 403) or _EXPIRED.search(str(error)):
             # Not an InvalidRequestError: credentials expire, and a writer must keep its events until they are renewed.
             advice = "Check its credentials and what they allow, then repeat"
             return UnavailableError(f"cannot {action}: {self.url} refused it. {advice}: {reason}")
@@ -250,7 +260,7 @@ class _BusyError(Exception):
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later: time-outs, lost or refused connections, 429 and 5xx. Nothing else is repeated."""
+    """Whether the same request may succeed later: time-outs, lost or refused connections, 429 and 5xx but 501."""
     if isinstance(error, _BusyError):
         return True
     if not isinstance(error, exceptions.GenericError):
@@ -258,8 +268,8 @@ def is_transient(error: Exception) -> bool:
     # obstore has no type for these, only its text: a status if there was an answer, "HTTP error" if there was none.
     status = _find_status(error)
     if status is None:
-        return "HTTP error" in _first_line(error)
-    return status in (408, 429) or status >= 500 or (status == 400 and "RequestTimeout" in str(error))
+        return "HTTP error" in _first_line(error) and "builder error" not in _first_line(error)
+    return status in (408, 429) or (status >= 500 and status != 501) or (status == 400 and "RequestTimeout" in str(error))
 
 
 def _client_option(name: Any) -> str | None:
