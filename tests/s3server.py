@@ -68,8 +68,9 @@ def options_for(endpoint: str) -> dict[str, str]:
 class FaultyServer(ThreadingHTTPServer):
     """Keeps objects like S3, but meets each request with the next of `faults` first.
 
-    A fault is a status ("503", or with its code in XML, "400 ExpiredToken"), "drop" (close, having done nothing), "hang" (the same, but only after `release` is set), "lose" (do it,
-    then close without an answer), "cut" (answer with half the body), or "" for none. `requests` are the methods of all that came.
+    A fault is a status ("503", or with a code of S3's, "400 ExpiredToken"), "drop" (close, having done nothing), "hang" (the same, but only
+    after `release` is set), "lose" (do it, then close without an answer), "cut" (answer with half the body), or "" for none. `requests` are
+    the methods of all that came.
     """
 
     daemon_threads = True

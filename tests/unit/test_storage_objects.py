@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -269,6 +270,15 @@ def test_a_listing_that_breaks_off_goes_on_behind_the_last_key(s3_server: S3Serv
     assert [found.key for found in storage.list("l0/")] == keys
     assert offsets == [None, keys[2]]
     assert len(time.waits) == 1
+
+
+def test_a_key_that_can_not_be_listed_is_named_for_its_owner(s3_server: S3Server) -> None:
+    storage = ObjectStorage(f"{URL}/alien", s3_server.options)
+    alien = urllib.request.Request(f"{s3_server.endpoint}/{BUCKET}/alien/l0//x", b"", method="PUT")
+    with urllib.request.urlopen(alien):
+        pass
+    with pytest.raises(InvalidRequestError, match=r'a key that headwater never makes\. Delete it: .*"alien/l0//x"'):
+        list(storage.list("l0/"))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -239,6 +239,8 @@ class ObjectStorage:
             return InvalidRequestError(f"cannot {action}: the bucket of {self.url} does not exist. Create it, or correct the name")
         if said := ": ".join(_SAID.findall(str(error).partition("Debug source")[0])):
             reason += f" ({said})"
+        if "object with invalid path" in reason:
+            return InvalidRequestError(f"cannot {action}: below {self.url} is a key that headwater never makes. Delete it: {reason}")
         if "redirect without LOCATION" in reason or "AuthorizationHeaderMalformed" in said:
             return InvalidRequestError(f"cannot {action}: {self.url} is in another region. Give the storage option `region`: {reason}")
         if "builder error" in reason:
