@@ -29,7 +29,7 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.model.cuts import Cut, StreamCut
-from headwater.model.limits import MARKER_OWNER_BYTES
+from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
 from headwater.model.markers import Marker
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
@@ -239,11 +239,14 @@ class Transaction:
 
         For work that is staged in parallel, where only some of the attempts shall count. TransactionEndedError if one ended before.
         """
+        others = [check_id(id) for id in ids]
+        if len(others) > ADOPTED_TRANSACTIONS:
+            raise InvalidRequestError(f"a call takes over up to {ADOPTED_TRANSACTIONS:,} transactions, not {len(others):,}: make several")
         with self._lock:
             self.flush()
-            if ids:
+            if others:
                 self._given += 1
-                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, list(ids)))
+                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, others))
                 failpoints.reach("adopt.committed")
 
     def commit_reader(self, reader: Reader) -> None:
@@ -482,6 +485,13 @@ class Transaction:
 
 def _places(batch: Batch) -> set[tuple[int, int]]:
     return {(item.stream, item.append.segment) for item in batch.appends}
+
+
+def check_id(id: Any) -> str:
+    """A transaction's id itself, if it can be one."""
+    if not isinstance(id, str) or not id.isalnum() or not id.isascii():
+        raise InvalidRequestError(f"a transaction is named by the text of its id, not {id!r}")
+    return id
 
 
 def check_marker(marker: Any) -> None:

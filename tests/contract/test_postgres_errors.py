@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+import headwater as hw
+from headwater.catalog import streams
 from headwater.catalog.database import Tx
 from headwater.catalog.postgres import PostgresDatabase
-from headwater.errors import InvalidRequestError
+from headwater.errors import ConflictError, InvalidRequestError, UnavailableError
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -48,6 +51,39 @@ def test_what_is_too_long_for_an_index_is_refused_at_once(database: PostgresData
     with pytest.raises(InvalidRequestError, match="index row size"):
         database.write(insert)
     assert insert.tries == 1
+
+
+def test_text_that_the_database_can_not_hold_is_an_invalid_request(database: PostgresDatabase) -> None:
+    with pytest.raises(InvalidRequestError, match="can't hold what it was given"):
+        database.write(Insert("a\0", None, None))
+
+
+def test_a_row_that_does_not_fit_the_others_is_a_conflict(database: PostgresDatabase) -> None:
+    insert = Insert("a", "missing", None)
+    with pytest.raises(ConflictError, match="look again"):
+        database.write(insert)
+    assert insert.tries == 1
+
+
+def test_a_fault_of_the_server_is_unavailable(database: PostgresDatabase) -> None:
+    with pytest.raises(UnavailableError, match="repeat"):
+        database.write(lambda tx: tx.run("DO $$ BEGIN RAISE EXCEPTION 'odd' USING ERRCODE = 'XX000'; END $$"))
+
+
+def test_a_stream_is_made_also_while_its_empty_scope_is_deleted(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hw.open(tmp_path, catalog=postgres_url, upkeep=False) as store, hw.open(tmp_path, catalog=postgres_url, upkeep=False) as other:
+        store.create_scope("a")
+        real = streams.create_scope
+
+        def create_then_lose(tx: Tx, name: str) -> bool:
+            monkeypatch.setattr(streams, "create_scope", real)
+            was_made = real(tx, name)
+            other.delete_scope("a")
+            return was_made
+
+        monkeypatch.setattr(streams, "create_scope", create_then_lose)
+        store.create_stream("a/x")
+        assert other.streams("a") == ["a/x"]
 
 
 def test_after_a_burst_a_few_connections_are_kept_and_the_others_given_back(database: PostgresDatabase) -> None:

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
-from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
+from headwater.errors import ConflictError, CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
 from headwater.runtime.failpoints import reach
 from headwater.runtime.flag import Flag
@@ -415,7 +415,11 @@ def _translated(url: str) -> Iterator[None]:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
     except (psycopg.ProgrammingError, pg.ProgramLimitExceeded) as error:
         raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError, pg.ReadOnlySqlTransaction) as error:
+    except (psycopg.DataError, psycopg.NotSupportedError) as error:
+        raise InvalidRequestError(f"the catalog at {_shown(url)} can't hold what it was given: {str(error).strip()}") from error
+    except psycopg.IntegrityError as error:
+        raise ConflictError(f"the catalog changed meanwhile ({str(error).strip()}): look again, decide again") from error
+    except psycopg.Error as error:
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
 

@@ -52,6 +52,10 @@ READER_SECONDS: Final = 10.0
 #: Event time is noted at most this often by a writer, and a writer that notes none for the second time is idle.
 NOTE_SECONDS: Final = 1.0
 IDLE_WRITER_SECONDS: Final = 30.0
+#: Transactions that one call takes over: the databases take some tens of thousands of values with a statement.
+ADOPTED_TRANSACTIONS: Final = 10_000
+#: A hold; for longer there are tags.
+HOLD_SECONDS: Final = 365 * 86400.0
 #: A session not renewed for this long may be fenced, and is renewed at a third of it.
 SESSION_SECONDS: Final = 60.0
 #: Rows deleted under one lock when space is freed.
