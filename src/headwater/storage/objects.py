@@ -84,9 +84,10 @@ class ObjectStorage:
         self._monotonic = monotonic
         named = {_client_option(name) or name: value for name, value in options.items()}
         config: Any = {name: value for name, value in named.items() if name not in _CLIENT_OPTIONS}
-        client: Any = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
+        client = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
         # A client's time-out is for a whole request, however large: so there are two of them.
-        small, large = ({"timeout": f"{seconds:g}s", **client} for seconds in (limits.REQUEST_SECONDS, limits.TRANSFER_SECONDS))
+        small: Any = {"timeout": f"{limits.REQUEST_SECONDS:g}s", **client}
+        large: Any = {"timeout": f"{limits.TRANSFER_SECONDS:g}s", **client}
         try:
             # obstore's own retries are off: it never repeats a create-only put whose answer was lost, because it cannot know
             # that the object it then finds is its own. We can, so all repeating is ours, with one deadline.
