@@ -68,8 +68,9 @@ def options_for(endpoint: str) -> dict[str, str]:
 class FaultyServer(ThreadingHTTPServer):
     """Keeps objects like S3, but meets each request with the next of `faults` first.
 
-    A fault is a status ("503"), "drop" (close, having done nothing), "hang" (the same, but only after `release` is set), "lose" (do it,
-    then close without an answer), "cut" (answer with half the body), or "" for none. `requests` are the methods of all that came.
+    A fault is a status ("503", or with a code of S3's, "400 ExpiredToken"), "drop" (close, having done nothing), "hang" (the same, but only
+    after `release` is set), "lose" (do it, then close without an answer), "cut" (answer with half the body), or "" for none. `requests` are
+    the methods of all that came.
     """
 
     daemon_threads = True
@@ -107,8 +108,8 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             self.server.release.wait()
         if fault in ("drop", "hang"):
             self.close_connection = True
-        elif fault.isdigit():
-            self._answer(int(fault), b"<Error><Code>Injected</Code></Error>")
+        elif fault[:3].isdigit():
+            self._answer(int(fault[:3]), b"<Error><Code>%s</Code></Error>" % (fault[4:] or "Injected").encode())
         else:
             status, answer = self._do(body)
             if fault == "lose":

@@ -20,7 +20,7 @@ from headwater.bytestream import ByteWriter
 from headwater.catalog import commits, groups, streams, transactions
 from headwater.catalog.database import Database
 from headwater.catalog.mounts import refuse_network_mount
-from headwater.catalog.schema import open_catalog
+from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.model.cuts import Cut
@@ -44,7 +44,7 @@ from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
 from headwater.synchronizer import Revisioned, Synchronizer
 from headwater.tables import TABLE_SCHEMA, Table
-from headwater.transactions import Commits, Transaction, TransactionInfo, TransactionStatus, check_marker
+from headwater.transactions import Commits, Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner
 from headwater.writer import Writer
 
 S = TypeVar("S")
@@ -99,7 +99,9 @@ def open(
     try:
         store_id = open_catalog(database, "postgresql" if catalog else "sqlite", create=create)
         if scheme != "memory":
-            _check_identity(storage, store_id, text)
+            # Asked before the storage, which a new store's maker marks before it uses the catalog. SQLite lies beside the files it names.
+            is_used = catalog is not None and is_catalog_used(database)
+            _check_identity(storage, store_id, text, is_used)
     except BaseException:
         if scheme != "memory":
             database.close()
@@ -164,9 +166,13 @@ def _check_directory(path: str, create: bool) -> None:
 _IDENTITY_KEY = "store/id"
 
 
-def _check_identity(storage: Storage, store_id: str, url: str) -> None:
+def _check_identity(storage: Storage, store_id: str, url: str, is_used: bool) -> None:
     """Tell a catalog and a storage that don't belong together before anything is lost between them."""
     size = storage.size(_IDENTITY_KEY)
+    if size is None and is_used:
+        raise InvalidRequestError(
+            f"{url} holds nothing of the store in this catalog: mount it, or correct the address (a moved store brings its store/id along)"
+        )
     if size is None:
         try:
             storage.put(_IDENTITY_KEY, [store_id.encode()])
@@ -268,7 +274,9 @@ class Store:
 
     def streams(self, scope: str | None = None, label: str | None = None) -> list[str]:
         """Full names, in order, of all streams, or of those in a scope or with a label."""
-        return self._engine.read(streams.list_streams, scope, label)
+        if label is not None:
+            parse_word(label, "label")
+        return self._engine.read(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label)
 
     def delete_stream(self, name: str, *, seal: bool = False) -> None:
         """Delete a sealed stream with all its data. The name may be used again, for another stream.
@@ -408,18 +416,20 @@ class Store:
     def resume_transaction(self, id: str) -> Transaction:
         """An open transaction of any process, to add to it, commit it or abort it."""
         self._check_open()
-        state, lease_us = self._engine.write(transactions.look_up, _checked_id(id))
+        state, lease_us = self._engine.write(transactions.look_up, check_id(id))
         if state not in (transactions.OPEN, transactions.COMMITTING):
             raise TransactionEndedError(f"transaction {id} is {state} already")
         return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
 
     def transaction_status(self, id: str) -> TransactionStatus:
         """What became of a transaction. A finished one is kept for at least 7 days."""
-        state = self._engine.read(transactions.find_state, _checked_id(id)) or self._engine.write(transactions.get_state, id)
+        state = self._engine.read(transactions.find_state, check_id(id)) or self._engine.write(transactions.get_state, id)
         return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
 
     def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:
         """The newest transactions first."""
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 1 << 62:
+            raise InvalidRequestError(f"limit is a whole number that is not negative, not {limit!r}")
         return [
             TransactionInfo(
                 row.id,
@@ -435,6 +445,7 @@ class Store:
 
     def marker(self, owner: str) -> Marker | None:
         """The last marker that was committed for this owner."""
+        check_owner(owner)
         return self._engine.read(commits.find_marker, owner)
 
     def reader_group(self, name: str, streams: list[str] | None = None, start: Place = None, end: Place = None) -> ReaderGroup:
@@ -453,7 +464,7 @@ class Store:
 
     def tables(self, scope: str | None = None) -> list[str]:
         """Full names, in order, of all tables, or of those in a scope."""
-        return self._engine.read(streams.list_streams, scope, None, ("table",))
+        return self._engine.read(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("table",))
 
     def revisioned(self, name: str) -> Revisioned:
         """Create or open a revisioned stream."""
@@ -592,12 +603,6 @@ class Tiering:
     jobs: list[TierJob]
     #: What became of a chunk; None if its extents changed meanwhile.
     finish: Callable[[MadeChunk], Moved | None]
-
-
-def _checked_id(id: str) -> str:
-    if not isinstance(id, str) or not id.isalnum() or not id.isascii():
-        raise InvalidRequestError(f"a transaction is named by the text of its id, not {id!r}")
-    return id
 
 
 def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] | None) -> Store:

@@ -12,7 +12,7 @@ from headwater.catalog.flushes import Append
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
-from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
+from headwater.model.limits import OLD_TABLE_KEY_BYTES, TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.block import Chunk, encode
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -67,7 +67,7 @@ class Table:
 
     def remove(self, key: str, version: int | None = None) -> int:
         """Remove a key, whether or not it is there; returns the change's version. With `version`, only if the key has that one."""
-        check_entry(key, b"", version)
+        check_key(key, version)
         return self._change("remove", key, None, version)
 
     def _change(self, kind: str, key: str, value: bytes | None, version: int | None) -> int:
@@ -79,7 +79,7 @@ class Table:
 
     def get(self, key: str) -> Entry | None:
         """The key's entry, None if it has none."""
-        check_entry(key, b"", None)
+        check_key(key)
         found = self._engine.look(tables.find_entry, self._ref.id, key)
         return Entry(found[1], found[0]) if found is not None else self._nothing(None)
 
@@ -91,7 +91,7 @@ class Table:
     def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
         """The entries whose key begins with `prefix`, in the order of the keys' bytes. Each page is a look of its own."""
         if prefix != "":
-            check_entry(prefix, b"", None)
+            check_key(prefix)
         return self._items(prefix)
 
     def _items(self, prefix: str) -> Iterator[tuple[str, Entry]]:
@@ -139,17 +139,22 @@ class Table:
 
 def check_entry(key: str, value: bytes, version: int | None) -> None:
     """Refuse what no table can hold."""
+    check_key(key, version, TABLE_KEY_BYTES)
+    if not isinstance(value, bytes):
+        raise InvalidRequestError(f"a table's value is bytes, not {type(value).__name__}")
+    if len(value) > TABLE_VALUE_BYTES:
+        raise InvalidRequestError(f"this value has {len(value):,} bytes; a table's value may have {TABLE_VALUE_BYTES:,}")
+
+
+def check_key(key: str, version: int | None = None, most_bytes: int = OLD_TABLE_KEY_BYTES) -> None:
+    """Refuse a key that no table can have, or a version."""
     if not isinstance(key, str) or not key:
         raise InvalidRequestError(f"a table's key is a str that is not empty, not {key!r}")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"this key can't be stored as UTF-8: {error}") from error
-    if size > TABLE_KEY_BYTES or "\0" in key:
+    if size > most_bytes or "\0" in key:
         raise InvalidRequestError(f"a table's key has up to {TABLE_KEY_BYTES:,} bytes and no NUL; this one has {size:,} bytes")
-    if not isinstance(value, bytes):
-        raise InvalidRequestError(f"a table's value is bytes, not {type(value).__name__}")
-    if len(value) > TABLE_VALUE_BYTES:
-        raise InvalidRequestError(f"this value has {len(value):,} bytes; a table's value may have {TABLE_VALUE_BYTES:,}")
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not ABSENT <= version < 1 << 62):
         raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {version!r}")

@@ -29,13 +29,14 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.model.cuts import Cut, StreamCut
+from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
 from headwater.model.markers import Marker
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
 from headwater.synchronizer import Synchronizer
-from headwater.tables import check_entry
+from headwater.tables import check_entry, check_key
 
 if TYPE_CHECKING:
     from headwater.store import Store
@@ -215,7 +216,7 @@ class Transaction:
 
     def remove(self, table: str, key: str, version: int | None = None) -> None:
         """Remove a table's entry, at the commit."""
-        check_entry(key, b"", version)
+        check_key(key, version)
         self._change_table(table, TableChange("remove", key, None, version))
 
     def _change_table(self, table: str, change: TableChange) -> None:
@@ -238,11 +239,14 @@ class Transaction:
 
         For work that is staged in parallel, where only some of the attempts shall count. TransactionEndedError if one ended before.
         """
+        others = [check_id(id) for id in ids]
+        if len(others) > ADOPTED_TRANSACTIONS:
+            raise InvalidRequestError(f"a call takes over up to {ADOPTED_TRANSACTIONS:,} transactions, not {len(others):,}: make several")
         with self._lock:
             self.flush()
-            if ids:
+            if others:
                 self._given += 1
-                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, list(ids)))
+                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, others))
                 failpoints.reach("adopt.committed")
 
     def commit_reader(self, reader: Reader) -> None:
@@ -483,12 +487,30 @@ def _places(batch: Batch) -> set[tuple[int, int]]:
     return {(item.stream, item.append.segment) for item in batch.appends}
 
 
+def check_id(id: Any) -> str:
+    """A transaction's id itself, if it can be one."""
+    if not isinstance(id, str) or not id.isalnum() or not id.isascii():
+        raise InvalidRequestError(f"a transaction is named by the text of its id, not {id!r}")
+    return id
+
+
 def check_marker(marker: Any) -> None:
     """Refuse what is no marker, before anything is staged under it."""
     if not isinstance(marker, Marker):
         raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
-    for text in (marker.owner, marker.fingerprint or "-"):
-        if not isinstance(text, str) or not text or "\0" in text or not text.isprintable():
-            raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {text!r}")
+    check_owner(marker.owner)
+    _check_printable(marker.fingerprint or "-")
     if isinstance(marker.sequence, bool) or not isinstance(marker.sequence, int) or not -(1 << 62) < marker.sequence < 1 << 62:
         raise InvalidRequestError(f"a marker's sequence is a whole number, not {marker.sequence!r}")
+
+
+def check_owner(owner: Any) -> None:
+    """Refuse what can't own a marker."""
+    _check_printable(owner)
+    if len(owner.encode()) > MARKER_OWNER_BYTES:
+        raise InvalidRequestError(f"a marker's owner has up to {MARKER_OWNER_BYTES:,} bytes; this one has {len(owner.encode()):,}")
+
+
+def _check_printable(text: Any) -> None:
+    if not isinstance(text, str) or not text or not text.isprintable():
+        raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {text!r}")

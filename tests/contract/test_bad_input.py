@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.mounts import file_system_of, refuse_network_mount
+from headwater.catalog.postgres import PostgresDatabase
+from headwater.catalog.schema import open_catalog
 from headwater.check import check_store
+from tests.crash.processes import Place
 
 
 @pytest.fixture
@@ -184,6 +188,38 @@ def test_storage_and_catalog_of_two_stores_are_not_mixed(tmp_path: Path, postgre
         hw.open(tmp_path / "two", catalog=postgres_url)
     with hw.open(tmp_path / "one", catalog=postgres_url) as one:
         assert [event.value for event in one.stream("a/x").read()] == [b"x"]
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_an_empty_directory_is_not_taken_for_the_storage_of_a_catalog_in_use(tmp_path: Path, postgres_url: str, create: bool) -> None:
+    with hw.open(tmp_path / "right", catalog=postgres_url, upkeep=False) as store, store.create_stream("a/x").writer() as writer:
+        writer.write("x")
+    (tmp_path / "wrong").mkdir()  # As when a volume is not mounted.
+    with pytest.raises(hw.InvalidRequestError, match="wrong holds nothing of the store in this catalog"):
+        hw.open(tmp_path / "wrong", catalog=postgres_url, create=create, upkeep=False)
+    assert list((tmp_path / "wrong").rglob("*id*")) == []
+    with hw.open(tmp_path / "right", catalog=postgres_url, create=create, upkeep=False) as store:
+        assert [event.value for event in store.stream("a/x").read()] == [b"x"]
+
+
+def test_a_store_whose_maker_died_before_it_marked_the_storage_is_opened(tmp_path: Path, postgres_url: str) -> None:
+    database = PostgresDatabase(postgres_url)
+    made = open_catalog(database, "postgresql", create=True)
+    database.close()
+    with hw.open(tmp_path / "store", catalog=postgres_url, upkeep=False) as store:
+        assert store.id == made
+        store.create_stream("a/x")
+    with hw.open(tmp_path / "store", catalog=postgres_url, create=False, upkeep=False) as store:
+        assert store.streams() == ["a/x"]
+
+
+def test_a_directory_restored_without_its_mark_is_marked_again(tmp_path: Path) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        store.create_stream("a/x")
+    (tmp_path / "store" / "store" / "id").unlink()
+    with hw.open(tmp_path / "store", create=False, upkeep=False) as store:
+        assert store.streams() == ["a/x"]
+        assert (tmp_path / "store" / "store" / "id").read_text() == store.id
 
 
 def test_storage_options_are_for_object_stores(tmp_path: Path) -> None:
@@ -405,3 +441,41 @@ def test_the_nulls_of_a_dictionary_are_refused_where_there_may_be_none(store: hw
     column = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))
     with stream.writer() as writer, pytest.raises(hw.InvalidRequestError, match="column 's' has 1 nulls, and is not nullable"):
         writer.write_batch(pa.table({"s": column}))
+
+
+# What goes into the catalog.
+
+
+ODD_CALLS: dict[str, Callable[[hw.Store], object]] = {
+    "streams(scope=NUL)": lambda store: store.streams(scope="a\0"),
+    "streams(scope=object)": lambda store: store.streams(scope=object()),  # type: ignore[arg-type]
+    "streams(label=NUL)": lambda store: store.streams(label="a\0"),
+    "streams(label=surrogate)": lambda store: store.streams(label="\ud800"),
+    "tables(NUL)": lambda store: store.tables("a\0"),
+    "marker(NUL)": lambda store: store.marker("a\0"),
+    "marker(surrogate)": lambda store: store.marker("\ud800"),
+    "marker(int)": lambda store: store.marker(5),  # type: ignore[arg-type]
+    "transactions(-1)": lambda store: store.transactions(-1),
+    "transactions(huge)": lambda store: store.transactions(1 << 70),
+    "transactions(text)": lambda store: store.transactions("x"),  # type: ignore[arg-type]
+    "hold(huge)": lambda store: store.hold("h", store.stream("a/x").head(), store.stream("a/x").tail(), 1e300),
+    "hold(nan)": lambda store: store.hold("h", store.stream("a/x").head(), store.stream("a/x").tail(), math.nan),
+    "hold(inf)": lambda store: store.hold("h", store.stream("a/x").head(), store.stream("a/x").tail(), math.inf),
+    "adopt(NUL)": lambda store: store.transaction().adopt(["a\0"]),
+    "adopt(surrogate)": lambda store: store.transaction().adopt(["\ud800"]),
+    "adopt(many)": lambda store: store.transaction().adopt(["a"] * 70_000),
+}
+
+
+def test_what_no_catalog_can_look_for_is_refused(place: Place) -> None:
+    with place.open(create=True) as store:
+        store.create_stream("a/x")
+        for name, call in ODD_CALLS.items():
+            try:
+                call(store)
+            except hw.InvalidRequestError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{name} raised {error!r}") from error
+            raise AssertionError(f"{name} raised nothing")
+        assert store.streams() == ["a/x"]

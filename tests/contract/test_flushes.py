@@ -35,7 +35,7 @@ class Storing:
         self.may_go_on = threading.Event()
         self.stored = 0
         self.commits: list[Flush] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         real_store, real_commit = pending.Session.store, Engine.commit_flush
         session = store._flusher._session
         assert session is not None
@@ -212,3 +212,21 @@ def test_while_one_is_committed_the_next_ones_are_stored(
         may_commit.set()
         writer.flush()
     check(stream, acks, BATCHES + 2)
+
+
+class Panic(BaseException):
+    """What a library's Rust code raises: no Exception."""
+
+
+def test_after_a_fault_that_is_no_exception_nobody_waits_for_ever(stream: hw.Stream, storing: Storing) -> None:
+    writer = stream.writer()
+    acks = write(writer, storing)
+    storing.error = Panic("in Rust code")
+    storing.may_go_on.set()
+    for ack in acks:
+        with pytest.raises(hw.HeadwaterError, match="in Rust code"):
+            ack.result(WAIT_SECONDS)
+    with pytest.raises(hw.HeadwaterError, match="in Rust code"):
+        writer.close()
+    with stream.writer() as another:
+        another.write(b"goes on").result(WAIT_SECONDS)

@@ -250,6 +250,25 @@ def test_what_aborted_and_expired_transactions_staged_goes_and_what_open_ones_st
     assert [key.split("/")[0] for key in stored(store)] == ["chunks", "chunks"]
 
 
+def test_where_storage_can_not_be_listed_is_noted_and_the_rest_is_searched(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = store._engine.write(sessions.begin_session, "a process that is gone")
+    store._engine.write(sessions.end_session, session)
+    orphan = layout.chunk_key("g/x", 1, 0, 0, session, 0, ".parquet")
+    store._engine.storage.put(orphan, [b"x"])
+    real = store._engine.storage.list
+
+    def list_all_but_l0(prefix: str) -> Any:
+        if prefix == layout.OBJECT_PREFIX:
+            raise hw.InvalidRequestError("there is a foreign key")
+        return real(prefix)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._engine.storage, "list", list_all_but_l0)
+        report = store.run_upkeep()
+    assert report.problems == ("orphans: there is a foreign key",) and report.objects_deleted == 1
+    assert stored(store) == []
+
+
 def test_what_an_adopting_transaction_took_over_goes_when_it_is_aborted(store: hw.Store) -> None:
     store.create_stream("g/x")
     one, other = store.transaction(), store.transaction()
@@ -308,7 +327,7 @@ def test_a_committed_transaction_that_is_forgotten_is_never_told_to_be_aborted(s
     store._engine.write(lambda database: database.run("DELETE FROM txn"))
     session = store._engine.write(sessions.begin_session, "a test")
     store._engine.write(lambda database: database.run("INSERT INTO lease VALUES ('upkeep', ?, 'a test', 0, now_us())", (session,)))
-    assert garbage.collect_orphans(store._engine, session) == 0
+    assert garbage.collect_orphans(store._engine, session, pytest.fail) == 0
     with pytest.raises(hw.NotFoundError):
         store.transaction_status(id)
     assert values(stream) == [b"old"]

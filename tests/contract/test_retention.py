@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 import headwater as hw
+from headwater.catalog import tags
+from headwater.catalog.database import Tx
 from headwater.segments.engine import Engine
-from headwater.streams import retention, truncation
-from tests.crash.processes import Place
+from headwater.segments.read import SegmentCursor
+from headwater.streams import reading, retention, truncation
+from tests.crash.processes import PATIENCE_SECONDS, Place
 
 KIB = 1024
 EVENT = b"." * 1000
@@ -442,3 +448,78 @@ def test_a_fork_with_sealed_segments_of_its_parent_keeps_no_more_than_its_size(s
     kept = numbers(fork)
     assert kept[-1] == 109 and 15 <= len(kept) <= 25 and kept[0] >= 10
     assert numbers(parent) == list(range(10))
+
+
+@pytest.mark.parametrize("how", ["read", "ranges"])
+def test_what_was_truncated_before_its_reader_began_is_truncated_and_not_damaged(store: hw.Store, how: str) -> None:
+    stream = store.create_stream("a/x", retention=hw.Retention.by_time(timedelta(days=1)))
+    write(stream, range(5))
+    ranges, events = stream.ranges(), stream.read()
+    write(stream, range(5, 6))
+    tail = stream.tail()
+    stream.truncate(tail)
+    with pytest.raises(hw.TruncatedError) as caught:
+        list(events if how == "read" else (batch for each in ranges for batch in each.to_batches()))
+    assert caught.value.head == tail
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_reader_that_paused_for_longer_than_its_hold_hears_of_the_truncation(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    monkeypatch.setattr(reading, "_HOLD_SECONDS", 0.0)
+    # It has not fetched all of it before it pauses.
+    monkeypatch.setattr(Engine.plan, "__defaults__", (2,))
+    monkeypatch.setattr(SegmentCursor.__init__, "__defaults__", (None, len(EVENT), ()))
+    stream = store.create_stream("a/x", retention=hw.Retention.by_time(timedelta(days=1)))
+    write(stream, range(100))
+    events = stream.read(follow=follow)
+    next(events)
+    stream.truncate(stream.tail())
+    store.run_upkeep()
+    with pytest.raises(hw.TruncatedError):
+        for _ in range(99):
+            next(events)
+
+
+@pytest.mark.parametrize("catalog_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("end", ["untag", "release", "another hold", "time"])
+def test_a_hold_of_what_a_tag_keeps_outlives_the_tag(
+    store: hw.Store, place: Place, catalog_url: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    stream = store.create_stream("a/x")
+    store.create_stream("a/y")
+    write(stream, range(5))
+    head, tail = stream.head(), stream.tail()
+    if end == "untag":
+        store.tag("t", tail)
+    else:
+        store.hold("t", head, tail, 3600)
+    write(stream, range(5, 6))
+    stream.truncate(tail)
+    ends = {
+        "untag": lambda other: other.untag("t"),
+        "release": lambda other: other.release("t"),
+        "another hold": lambda other: other.hold("t", other.cut("a/y"), other.cut("a/y"), 3600),
+        "time": lambda other: other.run_upkeep(),
+    }
+    if end == "time":
+        store._engine.write(lambda tx: tx.run("UPDATE tag SET expires_at = 0"))
+    with place.open() as other, psycopg.connect(catalog_url, autocommit=True) as connection:
+        ending = threading.Thread(target=ends[end], args=(other,))
+        real = tags.hold
+
+        def hold_after_the_end(tx: Tx, *args: Any) -> None:
+            """By now it is decided what is kept."""
+            monkeypatch.setattr(tags, "hold", real)
+            ending.start()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while ending.is_alive() and not connection.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall():
+                assert time.monotonic() < deadline
+            real(tx, *args)
+
+        monkeypatch.setattr(tags, "hold", hold_after_the_end)
+        store.hold("h", head, tail, 3600)
+        ending.join()
+    store.run_upkeep()
+    assert numbers(stream, head, tail) == list(range(5))

@@ -521,7 +521,7 @@ def test_by_hand_never_goes_on_with_a_session_that_was_fenced(place: Place, stor
             if name == "tier.written":
                 session = other._engine.write(sessions.begin_session, "another")
                 monkeypatch.setattr(leases, "hold", lambda tx, session: None)
-                garbage.collect_orphans(other._engine, session)
+                garbage.collect_orphans(other._engine, session, pytest.fail)
                 monkeypatch.setattr(leases, "hold", real_hold)
 
         real_hold = leases.hold

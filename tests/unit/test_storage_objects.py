@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from obstore import exceptions
 
 from headwater.errors import AlreadyExistsError, CorruptDataError, HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.model import limits
 from headwater.model.limits import RETRY_SECONDS
 from headwater.storage import objects
 from headwater.storage.layout import object_key
@@ -104,6 +106,34 @@ def test_refused_credentials_are_said_in_a_sentence() -> None:
         open_on(server).put(KEY, [b"x"])
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind", "advice"),
+    [
+        ("400 ExpiredToken", UnavailableError, "Check its credentials"),
+        ("403 RequestTimeTooSkewed", UnavailableError, "Check its credentials"),
+        ("400 AuthorizationHeaderMalformed", InvalidRequestError, "Give the storage option `region`"),
+        ("501 NotImplemented", InvalidRequestError, "create objects conditionally"),
+    ],
+)
+def test_an_answer_that_only_the_user_can_mend_is_told_at_once_with_what_the_store_said(
+    fault: str, kind: type[HeadwaterError], advice: str
+) -> None:
+    time = Time()
+    with FaultyServer(fault) as server, pytest.raises(kind, match=rf"{advice}.*\({fault[4:]}\)"):
+        open_on(server, time).put(KEY, [b"x"])
+    assert time.waits == []
+
+
+def test_an_endpoint_without_tls_that_is_not_allowed_is_told_at_once() -> None:
+    time = Time()
+    with FaultyServer() as server:
+        options = {name: value for name, value in server.options.items() if name != "allow_http"}
+        storage = ObjectStorage(URL, options, sleep=time.sleep, monotonic=time.monotonic)
+        with pytest.raises(InvalidRequestError, match="needs the storage option allow_http=true"):
+            storage.size(KEY)
+    assert time.waits == []
+
+
 def test_a_put_whose_answer_was_lost_is_recognised_as_done() -> None:
     with FaultyServer("lose") as server:
         open_on(server).put(KEY, [b"content"])
@@ -126,6 +156,21 @@ def test_a_put_that_meets_another_one_under_way_waits_for_its_outcome() -> None:
         assert server.requests == ["PUT", "HEAD", "PUT"]
         assert server.objects == {PATH: b"content"}
     assert len(time.waits) == 1
+
+
+def test_a_put_whose_object_is_deleted_while_it_is_compared_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = obstore.head
+
+    def head_then_delete(*args: Any) -> Any:
+        found = real(*args)
+        server.objects.clear()  # By another process, which takes it for garbage.
+        return found
+
+    monkeypatch.setattr(obstore, "head", head_then_delete)
+    with FaultyServer("lose") as server:
+        open_on(server).put(KEY, [b"content"])
+        assert server.requests == ["PUT", "PUT", "HEAD", "GET", "PUT"]
+        assert server.objects == {PATH: b"content"}
 
 
 def test_repeating_ends_at_the_deadline_with_an_error_that_says_to_repeat() -> None:
@@ -154,6 +199,31 @@ def test_a_server_that_does_not_answer_in_time_is_tried_again() -> None:
         storage.put(KEY, [b"content"])
         assert server.objects == {PATH: b"content"}
     assert len(time.waits) == 1
+
+
+def test_a_hung_request_is_repeated_once_also_if_it_took_longer_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "REQUEST_SECONDS", 0.1)
+    with FaultyServer("", "hang", "", "hang", "hang") as server:
+        storage = open_on(server)
+        storage.put(KEY, [b"content"])
+        assert bytes(storage.get(KEY, 0, 7)) == b"content"
+        with pytest.raises(UnavailableError, match="Repeat the call"):
+            storage.get(KEY, 0, 7)
+        assert server.requests == ["PUT", "GET", "GET", "GET", "GET"]
+
+
+def test_a_large_object_may_take_longer_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "REQUEST_SECONDS", 0.001)
+    large = bytes(limits.TRANSFER_BYTES + 1)
+    with FaultyServer() as server:
+        storage = open_on(server)
+        storage.put(KEY, [large])
+        assert bytes(storage.get(KEY, 0, len(large))) == large
+        server.faults += ["hang", "hang"]
+        with pytest.raises(UnavailableError):
+            storage.get(KEY, 0, 1)
 
 
 def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server) -> None:
@@ -202,6 +272,15 @@ def test_a_listing_that_breaks_off_goes_on_behind_the_last_key(s3_server: S3Serv
     assert len(time.waits) == 1
 
 
+def test_a_key_that_can_not_be_listed_is_named_for_its_owner(s3_server: S3Server) -> None:
+    storage = ObjectStorage(f"{URL}/alien", s3_server.options)
+    alien = urllib.request.Request(f"{s3_server.endpoint}/{BUCKET}/alien/l0//x", b"", method="PUT")
+    with urllib.request.urlopen(alien):
+        pass
+    with pytest.raises(InvalidRequestError, match=r'a key that headwater never makes\. Delete it: .*"alien/l0//x"'):
+        list(storage.list("l0/"))
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_instead_of_waiting_for_ever() -> None:
     with FaultyServer() as server:
@@ -237,3 +316,32 @@ def test_options_of_the_client_and_of_the_store_go_where_they_belong() -> None:
     ObjectStorage(URL, {**options_for("http://127.0.0.1:1"), "timeout": "5s", "connect_timeout": "1s"})
     with pytest.raises(InvalidRequestError, match="cannot open"):
         ObjectStorage(URL, {"timeout": "soon"})
+
+
+@pytest.mark.parametrize("name", ["ALLOW_HTTP", "aws_allow_http", "AWS_ALLOW_HTTP"])
+def test_options_of_the_client_may_be_written_like_environment_variables(name: str) -> None:
+    with FaultyServer() as server:
+        options = {key: value for key, value in server.options.items() if key != "allow_http"}
+        ObjectStorage(URL, {**options, name: "true"}).put(KEY, [b"content"])
+        assert server.objects == {PATH: b"content"}
+
+
+def test_an_option_that_obstore_panics_on_is_an_invalid_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_CLIENT_OPTIONS", frozenset())  # As for one that only a newer obstore has.
+    with pytest.raises(InvalidRequestError, match=f"cannot open {URL}: Expected config prefix"):
+        ObjectStorage(URL, {"timeout": "5s"})
+
+
+def test_a_panic_in_a_request_is_unavailable() -> None:
+    with FaultyServer() as server:
+        storage = ObjectStorage(URL, {**server.options, "token": "a line\nand another"})
+        calls: list[Any] = [
+            lambda: storage.put(KEY, [b"x"]),
+            lambda: storage.get(KEY, 0, 1),
+            lambda: storage.size(KEY),
+            lambda: storage.delete([KEY]),
+            lambda: list(storage.list("l0/")),
+        ]
+        for call in calls:
+            with pytest.raises(UnavailableError, match=r"obstore failed\. Check the storage options and credentials"):
+                call()

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
-from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
+from headwater.errors import ConflictError, CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
 from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
 from headwater.runtime.failpoints import reach
 from headwater.runtime.flag import Flag
@@ -36,6 +36,8 @@ Connection = psycopg.Connection[Row]
 _CHANNEL = "headwater"
 _NOTIFY = "SELECT pg_notify(?, ?)"
 _NOTIFY_LIGHTLY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(?, ?)"
+#: Connections that are kept when nobody uses them.
+_MOST_IDLE = 8
 #: Of one INSERT; the protocol takes 65,535 values.
 _MOST_ROWS = 1024
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -150,11 +152,12 @@ class PostgresDatabase:
         return Pipeline(self.connect())
 
     def _give_back(self, pipeline: Pipeline) -> None:
-        if not pipeline.is_idle:
-            pipeline.close()
-            return
         with self._pool_lock:
-            self._idle.append(pipeline)
+            is_kept = pipeline.is_idle and len(self._idle) < _MOST_IDLE
+            if is_kept:
+                self._idle.append(pipeline)
+        if not is_kept:
+            pipeline.close()
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self.query_all([(sql, values)])[0]
@@ -366,7 +369,7 @@ class PostgresChanges(Changes):
         database = self._database()
         if database is None:
             self._closed.set()
-            return
+            raise psycopg.InterfaceError("this catalog was let go of")
         connection = database.connect()
         del database
         try:
@@ -387,7 +390,8 @@ def _words(news: Iterable[tuple[str, str]]) -> str:
 
 
 def _is_retryable(error: Exception) -> bool:
-    if isinstance(error, pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName):
+    final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName | pg.ProgramLimitExceeded
+    if isinstance(error, final):
         return False
     if isinstance(error, psycopg.OperationalError) and "password" in str(error):
         return False
@@ -409,9 +413,13 @@ def _translated(url: str) -> Iterator[None]:
         raise CorruptDataError(f"the catalog is damaged: {error}", object=_shown(url)) from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
-    except psycopg.ProgrammingError as error:
+    except (psycopg.ProgrammingError, pg.ProgramLimitExceeded) as error:
         raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
-    except (psycopg.OperationalError, psycopg.InterfaceError, pg.ReadOnlySqlTransaction) as error:
+    except (psycopg.DataError, psycopg.NotSupportedError) as error:
+        raise InvalidRequestError(f"the catalog at {_shown(url)} can't hold what it was given: {str(error).strip()}") from error
+    except psycopg.IntegrityError as error:
+        raise ConflictError(f"the catalog changed meanwhile ({str(error).strip()}): look again, decide again") from error
+    except psycopg.Error as error:
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
 

@@ -61,6 +61,11 @@ def open_catalog(database: Database, dialect: str, *, create: bool) -> str:
     return database.write(work)
 
 
+def is_catalog_used(database: Database) -> bool:
+    """Whether anything was ever begun in it, a session or a stream: ids are kept for good, so this never becomes False again."""
+    return bool(database.query("SELECT 1 FROM sequence LIMIT 1"))
+
+
 def _has_store(looker: Database | Tx, dialect: str) -> bool:
     tables = "sqlite_master WHERE type = 'table' AND name = 'store'"
     if dialect == "postgresql":

@@ -47,6 +47,13 @@ def create_scope(tx: Tx, name: str) -> bool:
     return bool(tx.run("INSERT INTO scope (name, created_at) VALUES (?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name", (name,)))
 
 
+def _keep_scope(tx: Tx, name: str) -> None:
+    """Make a scope if it is missing; in any case it stays until this transaction ends."""
+    # Between the two statements another one may delete it.
+    while not create_scope(tx, name) and not tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name,)):
+        pass
+
+
 def delete_scope(tx: Tx, name: str) -> None:
     if not tx.run("SELECT 1 FROM scope WHERE name = ? FOR UPDATE", (name,)):
         raise NotFoundError(f"there is no scope {name!r}")
@@ -64,8 +71,7 @@ def create_stream(
     tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
 ) -> StreamRow | None:
     """The new stream, with its first epoch's segments; None if the name is taken. Makes the scope if it is missing."""
-    create_scope(tx, name.scope)
-    tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name.scope,))
+    _keep_scope(tx, name.scope)
     stream = next_id(tx, "stream")
     made = tx.run(
         "INSERT INTO stream (id, scope, name, kind, epoch, next_segment, schema_version, scaling, retention, created_at) "
@@ -82,8 +88,7 @@ def create_stream(
 
 def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     """A new stream with its parent's kind, schemas and policies, without segments; None if the name is taken."""
-    create_scope(tx, name.scope)
-    tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name.scope,))
+    _keep_scope(tx, name.scope)
     stream = next_id(tx, "stream")
     made = tx.run(
         "INSERT INTO stream (id, scope, name, kind, epoch, next_segment, schema_version, scaling, retention, created_at) "

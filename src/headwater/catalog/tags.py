@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Row, Tx
 
@@ -24,8 +26,17 @@ def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
     return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag WHERE expires_at IS NULL ORDER BY name")]
 
 
+def lock_pinned(tx: Tx, name: str, others: Sequence[int] = ()) -> None:
+    """Lock the streams that a tag pins, and others: no one else finds something kept by it, and is left without it by its end."""
+    named = " OR id = ?" * len(others)
+    tx.run(f"SELECT id FROM stream WHERE id IN (SELECT stream FROM pin WHERE tag = ?){named} ORDER BY id FOR UPDATE", (name, *others))
+
+
 def hold(tx: Tx, name: str, pins: list[tuple[int, int, int, int]], lease_us: int) -> None:
-    """Pin (stream, segment, first, until) for a while, in place of what this name held before. The caller has locked the streams."""
+    """Pin (stream, segment, first, until) for a while, in place of what this name held before.
+
+    The caller has locked the streams of both.
+    """
     tx.run(
         "INSERT INTO tag (name, cut, head, created_at, expires_at) VALUES (?, '', '', now_us(), now_us() + ?) "
         "ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at WHERE tag.expires_at IS NOT NULL",
@@ -42,13 +53,16 @@ def has_expired(tx: Tx) -> bool:
 
 def delete_expired(tx: Tx) -> None:
     """Forget the holds of readers that did not renew them."""
-    # Locked, and looked at again by that: one that its reader renews at this moment stays.
+    # Streams before tags, as everywhere. The tags are locked too, and looked at again by that: one that is renewed at this moment stays.
+    expired = "SELECT p.stream FROM pin p JOIN tag t ON t.name = p.tag WHERE t.expires_at < now_us()"
+    tx.run(f"SELECT id FROM stream WHERE id IN ({expired}) ORDER BY id FOR UPDATE")
     for (name,) in tx.run("SELECT name FROM tag WHERE expires_at < now_us() ORDER BY name FOR UPDATE"):
         delete_tag(tx, name)
 
 
 def delete_tag(tx: Tx, name: str) -> bool:
     """Forget a tag, and the segments that only it kept; False if there is none."""
+    lock_pinned(tx, name)
     pinned = tx.run("SELECT stream, segment FROM pin WHERE tag = ? ORDER BY stream, segment", (name,))
     tx.run("DELETE FROM pin WHERE tag = ?", (name,))
     gone = tx.run("DELETE FROM tag WHERE name = ? RETURNING name", (name,))

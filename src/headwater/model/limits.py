@@ -36,14 +36,26 @@ WAL_BYTES: Final = 4 * MIB
 LOCK_SECONDS: Final = 10.0
 #: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
 RETRY_SECONDS: Final = 20.0
-#: Tables: one key, one value.
-TABLE_KEY_BYTES: Final = 4 * KIB
+#: One request to an object store, and one that moves more than so many bytes: 128 MiB at half a megabyte per second.
+REQUEST_SECONDS: Final = 30.0
+TRANSFER_BYTES: Final = 4 * MIB
+TRANSFER_SECONDS: Final = 300.0
+#: Tables: one key, one value. A key is in an index, whose rows may have 2.6 KiB on PostgreSQL.
+TABLE_KEY_BYTES: Final = 2 * KIB
+#: Keys that were put with an earlier limit, to be read and removed.
+OLD_TABLE_KEY_BYTES: Final = 4 * KIB
 TABLE_VALUE_BYTES: Final = 1 * MIB
+#: The owner of a marker, which is in an index too.
+MARKER_OWNER_BYTES: Final = 2 * KIB
 #: A reader of a group that was not seen for this long is taken for dead.
 READER_SECONDS: Final = 10.0
 #: Event time is noted at most this often by a writer, and a writer that notes none for the second time is idle.
 NOTE_SECONDS: Final = 1.0
 IDLE_WRITER_SECONDS: Final = 30.0
+#: Transactions that one call takes over: the databases take some tens of thousands of values with a statement.
+ADOPTED_TRANSACTIONS: Final = 10_000
+#: A hold; for longer there are tags.
+HOLD_SECONDS: Final = 365 * 86400.0
 #: A session not renewed for this long may be fenced, and is renewed at a third of it.
 SESSION_SECONDS: Final = 60.0
 #: Rows deleted under one lock when space is freed.

@@ -280,8 +280,9 @@ class Flusher:
                     if not self._kicked and not self._closing:
                         self._work.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
-            except Exception as error:
-                self._fail_all(error)
+            except BaseException as error:
+                # Also a fault in a library's Rust code, which is no Exception: without this thread writers would wait for ever.
+                self._fail_all(error if isinstance(error, Exception) else HeadwaterError(f"storing events failed: {error!r}"))
 
     def _note_failure(self, error: UnavailableError) -> None:
         with self._mutex:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from obstore import exceptions
 from obstore.store import from_url
 
-from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.errors import AlreadyExistsError, CorruptDataError, HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.model import limits
 from headwater.runtime import failpoints
 from headwater.runtime.clock import from_datetime
@@ -58,6 +58,8 @@ _CLIENT_OPTIONS = frozenset(
 )
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_SAID = re.compile(r"<(?:Code|Message)>([^<]*)</")
+_EXPIRED = re.compile(r"<Code>(ExpiredToken|InvalidToken|TokenRefreshRequired)</")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 
 #: The process that started obstore's threads.
@@ -80,22 +82,30 @@ class ObjectStorage:
         self.url = url
         self._sleep = sleep
         self._monotonic = monotonic
-        config: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-        client: Any = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
+        named = {_client_option(name) or name: value for name, value in options.items()}
+        config: Any = {name: value for name, value in named.items() if name not in _CLIENT_OPTIONS}
+        client = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
+        # A client's time-out is for a whole request, however large: so there are two of them.
+        small: Any = {"timeout": f"{limits.REQUEST_SECONDS:g}s", **client}
+        large: Any = {"timeout": f"{limits.TRANSFER_SECONDS:g}s", **client}
         try:
             # obstore's own retries are off: it never repeats a create-only put whose answer was lost, because it cannot know
             # that the object it then finds is its own. We can, so all repeating is ours, with one deadline.
-            self._store = from_url(url, config=config, client_options=client, retry_config={"max_retries": 0})
-        except Exception as error:
+            self._store = from_url(url, config=config, client_options=small, retry_config={"max_retries": 0})
+            self._large = from_url(url, config=config, client_options=large, retry_config={"max_retries": 0})
+        except BaseException as error:
+            if not isinstance(error, Exception) and not _is_panic(error):
+                raise
             raise InvalidRequestError(f"cannot open {url}: {_first_line(error)}") from error
 
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         views = byte_views(buffers)
+        store = self._store_for(sum(view.nbytes for view in views))
 
         def put_once() -> None:
             failpoints.reach("object.put")
             try:
-                obstore.put(self._store, key, views, mode="create", use_multipart=False)
+                obstore.put(store, key, views, mode="create", use_multipart=False)
             except exceptions.AlreadyExistsError as error:
                 self._check_equal(key, views, error)
 
@@ -144,7 +154,7 @@ class ObjectStorage:
                 if pages is None:
                     pages = iter(obstore.list(self._store, prefix or None, offset=after, chunk_size=_LIST_OBJECTS))
                 return next(pages, ())
-            except Exception:
+            except BaseException:
                 pages = None  # A broken listing is taken up again behind the last key it gave.
                 raise
 
@@ -163,7 +173,7 @@ class ObjectStorage:
         starts, lengths = [start for start, _ in wanted], [length for _, length in wanted]
         try:
             # Without merging of its own: obstore panics when it cuts merged ranges out of an object that is too short.
-            fetched = obstore.get_ranges(self._store, key, starts=starts, lengths=lengths, coalesce=0)
+            fetched = obstore.get_ranges(self._store_for(sum(lengths)), key, starts=starts, lengths=lengths, coalesce=0)
         except FileNotFoundError as error:
             _refuse_missing_bucket(error)
             raise missing_error(key, starts[0], sum(lengths)) from error
@@ -178,6 +188,9 @@ class ObjectStorage:
                 raise short_error(key, start, length, len(data))
         return [memoryview(data) for data in fetched]
 
+    def _store_for(self, size: int) -> Any:
+        return self._store if size <= limits.TRANSFER_BYTES else self._large
+
     def _find_size(self, key: str) -> int | None:
         try:
             return int(obstore.head(self._store, key)["size"])
@@ -189,7 +202,12 @@ class ObjectStorage:
         given, stored = sum(view.nbytes for view in views), self._find_size(key)
         if stored is None:
             raise _BusyError(f"another put of {key} is under way") from error
-        if given != stored or (given and not is_equal(views, self._fetch(key, [(0, given)])[0])):
+        try:
+            found = self._fetch(key, [(0, given)])[0] if given and given == stored else b""
+        except CorruptDataError as gone:
+            # Taken for garbage and deleted since we looked for it.
+            raise _BusyError(f"{key} was just deleted") from gone
+        if given != stored or not is_equal(views, found):
             raise AlreadyExistsError(f"{key} exists with other bytes: {stored} are stored, {given} were given", key=key) from error
 
     def _request(self, action: str, call: Callable[[], T]) -> T:
@@ -200,6 +218,8 @@ class ObjectStorage:
                 call,
                 retryable=is_transient,
                 deadline_seconds=limits.RETRY_SECONDS,
+                # A connection that hangs says nothing about the next one, and outlives the deadline.
+                least_repeats=1,
                 sleep=self._sleep,
                 monotonic=self._monotonic,
             )
@@ -207,15 +227,31 @@ class ObjectStorage:
             raise
         except Exception as error:
             raise self._explain(action, error) from error
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            # As of credentials with a line break in them. They may be good again soon, and a writer must keep its events until then.
+            advice = "Check the storage options and credentials, then repeat"
+            raise UnavailableError(f"cannot {action} in {self.url}: obstore failed. {advice}: {_first_line(error)}") from error
 
     def _explain(self, action: str, error: Exception) -> HeadwaterError:
         reason = _first_line(error)
         if _NO_BUCKET.search(str(error)):
             return InvalidRequestError(f"cannot {action}: the bucket of {self.url} does not exist. Create it, or correct the name")
-        if "redirect without LOCATION" in reason:
-            return InvalidRequestError(f"cannot {action}: {self.url} is in another region. Give the storage option `region`")
+        if said := ": ".join(_SAID.findall(str(error).partition("Debug source")[0])):
+            reason += f" ({said})"
+        if "object with invalid path" in reason:
+            return InvalidRequestError(f"cannot {action}: below {self.url} is a key that headwater never makes. Delete it: {reason}")
+        if "redirect without LOCATION" in reason or "AuthorizationHeaderMalformed" in said:
+            return InvalidRequestError(f"cannot {action}: {self.url} is in another region. Give the storage option `region`: {reason}")
+        if "builder error" in reason:
+            advice = "An endpoint that begins with http:// needs the storage option allow_http=true"
+            return InvalidRequestError(f"cannot {action}: the address of {self.url} can't be used. {advice}: {reason}")
+        if isinstance(error, NotImplementedError) or _find_status(error) == 501:
+            advice = "It has to create objects conditionally (If-None-Match: *)"
+            return InvalidRequestError(f"cannot {action}: {self.url} can't do that. {advice}: {reason}")
         denied = isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
-        if denied or _find_status(error) in (401, 403):
+        if denied or _find_status(error) in (401, 403) or _EXPIRED.search(str(error)):
             # Not an InvalidRequestError: credentials expire, and a writer must keep its events until they are renewed.
             advice = "Check its credentials and what they allow, then repeat"
             return UnavailableError(f"cannot {action}: {self.url} refused it. {advice}: {reason}")
@@ -227,7 +263,7 @@ class _BusyError(Exception):
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later: time-outs, lost or refused connections, 429 and 5xx. Nothing else is repeated."""
+    """Whether the same request may succeed later: time-outs, lost or refused connections, 429 and 5xx but 501."""
     if isinstance(error, _BusyError):
         return True
     if not isinstance(error, exceptions.GenericError):
@@ -235,8 +271,19 @@ def is_transient(error: Exception) -> bool:
     # obstore has no type for these, only its text: a status if there was an answer, "HTTP error" if there was none.
     status = _find_status(error)
     if status is None:
-        return "HTTP error" in _first_line(error)
-    return status in (408, 429) or status >= 500 or (status == 400 and "RequestTimeout" in str(error))
+        return "HTTP error" in _first_line(error) and "builder error" not in _first_line(error)
+    return status in (408, 429) or (status >= 500 and status != 501) or (status == 400 and "RequestTimeout" in str(error))
+
+
+def _client_option(name: Any) -> str | None:
+    """The HTTP client's setting that a name stands for, in any case and with the prefix of environment variables; None if for none."""
+    found = re.sub(r"^(aws|google|azure)_", "", str(name).lower())
+    return found if found in _CLIENT_OPTIONS else None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether it is a fault in obstore's Rust code, for which Python has no type, and which is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _find_status(error: Exception) -> int | None:
@@ -244,7 +291,7 @@ def _find_status(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """obstore's text without the answer's XML and the debugging details that follow."""
     return str(error).partition("\n")[0].partition("<")[0].strip(" :")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -291,6 +291,13 @@ def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[in
 def is_kept(engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int) -> bool:
     """Whether numbers [start, end) of a segment are readable, or kept by a tag."""
     return _is_kept(row, start, end, engine.look(tags.get_pins, stream.id) if row.dropped or start < row.head else {})
+
+
+def still_kept(tx: Tx, stream: int, ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Those (segment, start, end) that are readable, or kept by a tag. For good, if the caller has locked the stream and pins them."""
+    pins = tags.get_pins(tx, stream)
+    rows = {row.number: row for row in segments.list_segments(tx, stream, with_dropped=True)}
+    return [item for item in ranges if item[0] in rows and _is_kept(rows[item[0]], item[1], item[2], pins)]
 
 
 def _is_kept(row: SegmentRow, start: int, end: int, pins: tags.Pins) -> bool:

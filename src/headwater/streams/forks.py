@@ -6,6 +6,7 @@ from headwater.catalog import segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
 from headwater.model.cuts import Cut, StreamCut
+from headwater.model.limits import HOLD_SECONDS
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -69,9 +70,12 @@ def hold(engine: Engine, name: str, start: Cut | None, end: Cut, seconds: float)
     Without a start it is what `ranges` gives up to the end: from the head, or from where a tagged cut was tagged.
     """
     parse_word(name, "hold")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) <= HOLD_SECONDS:
+        raise InvalidRequestError(f"a hold is for a number of seconds, up to {HOLD_SECONDS / 86400:g} days, not {seconds!r}")
     refs = [open_stream(engine, parse_stream_name(stream)) for stream in end.streams]
 
     def work(tx: Tx) -> None:
+        tags.lock_pinned(tx, _hold_name(name), [ref.id for ref in refs])
         pins = []
         for ref in sorted(refs, key=lambda ref: ref.id):
             streams.lock_stream(tx, ref.id)

@@ -5,12 +5,13 @@ An object goes from storage first and its row after it, so that a crash in betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from headwater.catalog import objects, transactions
 from headwater.catalog.database import Tx
 from headwater.catalog.objects import ObjectRow, Owners
+from headwater.errors import InvalidRequestError
 from headwater.model.limits import LOCAL_WRITES
 from headwater.runtime import clock, failpoints
 from headwater.segments.engine import Engine
@@ -62,25 +63,32 @@ def _may_be_named(tx: Tx, row: ObjectRow, owners: Owners) -> bool:
     return newest is None or newest - row.id < KEPT_JOURNALS
 
 
-def collect_orphans(engine: Engine, session: int) -> int:
+def collect_orphans(engine: Engine, session: int, note: Callable[[str], None]) -> int:
     """Delete what has no row in the catalog and no maker who could still name it: left by killed processes and aborted transactions.
 
-    This lists the whole storage, so it is done seldom.
+    This lists the whole storage, so it is done seldom. What can't be listed, because of a foreign key there, is noted.
     """
     gone = 0
     prefixes = (*_PREFIXES, layout.TEMPORARY_PREFIX) if engine.storage.local else _PREFIXES
     for prefix in prefixes:
-        listing = iter(engine.storage.list(prefix))
-        while page := list(islice(listing, 1000)):
-            _bury(engine, session, page)
-            # The look comes after the listing: a maker that is not live now had named it by now, or never will.
-            dead = engine.read(_find_orphans, [info.key for info in page])
-            if dead:
-                failpoints.reach("garbage.found")
-                engine.storage.delete(dead)
-                failpoints.reach("garbage.deleted")
-            gone += len(dead)
+        try:
+            for page in _pages(engine.storage.list(prefix)):
+                _bury(engine, session, page)
+                # The look comes after the listing: a maker that is not live now had named it by now, or never will.
+                dead = engine.read(_find_orphans, [info.key for info in page])
+                if dead:
+                    failpoints.reach("garbage.found")
+                    engine.storage.delete(dead)
+                    failpoints.reach("garbage.deleted")
+                gone += len(dead)
+        except InvalidRequestError as error:
+            note(f"orphans: {error}")
     return gone
+
+
+def _pages(listing: Iterator[ObjectInfo]) -> Iterator[Sequence[ObjectInfo]]:
+    while page := list(islice(listing, 1000)):
+        yield page
 
 
 def _bury(engine: Engine, session: int, page: Sequence[ObjectInfo]) -> None:

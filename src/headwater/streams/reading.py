@@ -40,11 +40,13 @@ class _Hold:
         if not self._is_needed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _HOLD_SECONDS / 4
-        pins = [(self._stream.id, *numbers) for numbers in left()]
+        wanted = list(left())
 
         def work(tx: Tx) -> None:
             streams.lock_stream(tx, self._stream.id)
-            tags.hold(tx, self._name, pins, int(_HOLD_SECONDS * 1_000_000))
+            # What was truncated before is not pinned: whoever looks for it would take it for kept, and its absence for damage.
+            kept = cuts.still_kept(tx, self._stream.id, wanted)
+            tags.hold(tx, self._name, [(self._stream.id, *numbers) for numbers in kept], int(_HOLD_SECONDS * 1_000_000))
 
         self._engine.write_once(work)
         self._is_held = True

@@ -390,7 +390,7 @@ class Upkeep:
         report.objects_deleted += garbage.collect(self._engine, self._live_session())
 
     def _collect_orphans(self, report: UpkeepReport) -> None:
-        report.objects_deleted += garbage.collect_orphans(self._engine, self._live_session())
+        report.objects_deleted += garbage.collect_orphans(self._engine, self._live_session(), lambda problem: self._note(report, problem))
 
     def _chunks(self) -> Chunks:
         return Chunks(self._engine, self._live_session(), self._next_index)
