@@ -25,13 +25,13 @@ demo: $(CLASSES)
 # Two at a time: most tests wait for the disk, for other processes or for a clock. What fails beside another test gets a second
 # try by itself, and is shown either way: some measure time, on machines that others use too.
 test: lint $(CLASSES)
-	$(PYTEST) -m "not long" -n 2 --dist loadscope || $(PYTEST) -m "not long" --last-failed --last-failed-no-failures none
+	$(PYTEST) -m "not long" -n 3 --dist loadscope || $(PYTEST) -m "not long" --last-failed --last-failed-no-failures none
 
 test-quick: $(VENV)
-	$(PYTEST) -m "not slow and not long" -k "not postgresql" -n 2 --dist loadscope tests/unit tests/contract
+	$(PYTEST) -m "not slow and not long" -k "not postgresql" -n 3 --dist loadscope tests/unit tests/contract
 
 test-long: $(CLASSES)
-	$(PYTEST) --long --timeout 1800 -n 2 --dist loadscope
+	$(PYTEST) --long --timeout 1800 -n 3 --dist loadscope
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks

@@ -35,7 +35,8 @@ _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 #: Beside two, none begins while they have more than this: each is in memory twice, and two keep a disk busy.
 _UNDER_WAY_BYTES = 24 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
-#: After a burst memory is kept this long, for the next one.
+#: A burst of events given one by one; after it memory is kept this long, for the next one.
+_BURST_BYTES = 16 * MIB
 _GIVE_BACK_SECONDS = 1.0
 
 
@@ -318,7 +319,7 @@ class Flusher:
         if self._inflight:
             self._finish(self._inflight[0])
             return
-        pause = _GIVE_BACK_SECONDS if self._freed_bytes else SESSION_SECONDS / 3 if self._session else None
+        pause = _GIVE_BACK_SECONDS if self._freed_bytes > _BURST_BYTES else SESSION_SECONDS / 3 if self._session else None
         with self._mutex:
             self._is_idle = True
             # Whoever stores in our place renews the session too.
@@ -494,12 +495,12 @@ class Flusher:
         self._engine.announce(flush.catalog_flush)
         self._inflight.popleft()
         self._freed_bytes += freed
-        if not freed and self._freed_bytes > BUFFERED_BYTES:
+        if not freed:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Give back the memory of events that were given one by one, when batches follow them or nothing does."""
-        if self._freed_bytes:
+        """Give back the memory of a burst of events that were given one by one, when batches follow it or nothing does."""
+        if self._freed_bytes > _BURST_BYTES:
             self._freed_bytes = 0
             give_back()
 
