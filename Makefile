@@ -22,7 +22,7 @@ help:
 demo: $(CLASSES)
 	@.venv/bin/headwater demo
 
-# Two at a time: most tests wait for the disk, for other processes or for a clock. What fails beside another test gets a second
+# Three at a time: most tests wait for the disk, for other processes or for a clock. What fails beside another test gets a second
 # try by itself, and is shown either way: some measure time, on machines that others use too.
 test: lint $(CLASSES)
 	$(PYTEST) -m "not long" -n 3 --dist loadscope || $(PYTEST) -m "not long" --last-failed --last-failed-no-failures none
