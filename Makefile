@@ -31,7 +31,7 @@ test-quick: $(VENV)
 	$(PYTEST) -m "not slow and not long" -k "not postgresql" -n 3 --dist loadscope tests/unit tests/contract
 
 test-long: $(CLASSES)
-	$(PYTEST) --long --timeout 1800 -n 3 --dist loadscope
+	$(PYTEST) --long --timeout 1800 -n 2 --dist loadscope
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks
