@@ -50,6 +50,12 @@ if how == "exit":
     sys.exit(3)
 if how == "gone":
     del writer, named, store
+if how == "no threads":
+    # As Python 3.12: while it exits, no thread begins.
+    import atexit, threading
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    atexit.register(lambda: setattr(threading.Thread, "start", refuse))
 """
 
 
@@ -57,7 +63,15 @@ if how == "gone":
 # Small and large differ only in the threads that are needed: two ways to leave are enough for one of them.
 @pytest.mark.parametrize(
     ("how", "code", "size"),
-    [("end", 0, 10), ("error", 1, 10), ("end", 0, 20_000), ("exit", 3, 20_000), ("error", 1, 20_000), ("gone", 0, 20_000)],
+    [
+        ("end", 0, 10),
+        ("error", 1, 10),
+        ("end", 0, 20_000),
+        ("exit", 3, 20_000),
+        ("error", 1, 20_000),
+        ("gone", 0, 20_000),
+        ("no threads", 0, 1000),
+    ],
 )
 def test_an_interpreter_that_exits_without_close_stores_what_waits(place: Place, how: str, code: int, size: int) -> None:
     with place.open() as store:

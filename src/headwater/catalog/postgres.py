@@ -309,16 +309,19 @@ class PostgresChanges(Changes):
             with self._start_lock:
                 if self._teller is None:
                     teller = threading.Thread(target=self._tell, name="headwater-notify", daemon=True)
-                    teller.start()
-                    self._teller = teller
+                    # While the interpreter exits there may be no new threads: others look by themselves, a little later.
+                    with suppress(RuntimeError):
+                        teller.start()
+                        self._teller = teller
 
     def wait(self, seen: int, timeout: float) -> None:
         if self._listener is None:
             with self._start_lock:
                 if self._listener is None:
                     listener = threading.Thread(target=self._listen, name="headwater-listen", daemon=True)
-                    listener.start()
-                    self._listener = listener
+                    with suppress(RuntimeError):
+                        listener.start()
+                        self._listener = listener
         super().wait(seen, min(timeout, self.LONGEST_WAIT_SECONDS))
 
     def _tell(self) -> None:

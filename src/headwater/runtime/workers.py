@@ -84,6 +84,7 @@ class Workers:
 
     def submit(self, call: Callable[[], T], when_done: Callable[[], None] | None = None) -> Task[T]:
         task = Task(call, when_done)
+        is_ours = False
         with self._lock:
             if self._closed:
                 raise RuntimeError("these workers are closed")
@@ -94,8 +95,16 @@ class Workers:
                 self._idle.pop()
             elif len(self._threads) < self._limit:
                 thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                try:
+                    thread.start()
+                    self._threads.append(thread)
+                except RuntimeError:
+                    # Python 3.12 begins no threads while it exits, and what waits is still to be stored.
+                    is_ours = not self._threads
+                    if is_ours:
+                        self._tasks.remove(task)
+        if is_ours:
+            task.run()
         return task
 
     def _work(self) -> None:
