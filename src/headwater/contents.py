@@ -111,8 +111,8 @@ class Contents:
     def write(self, stream: str, value: bytes | str | Mapping[str, Any], key: bytes | str | int | None, time: datetime | None) -> None:
         events = self._events.get(stream) or self._events_of(stream)
         if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
-            self.room -= len(value) + EVENT_OVERHEAD_BYTES
             routing_key = key_bytes(key)
+            self.room -= len(value) + len(routing_key or b"") + EVENT_OVERHEAD_BYTES
             # Without a call between them, in which a Ctrl-C could come: each value has its own key.
             events.keys += (routing_key,)
             events.values += (value,)
@@ -135,7 +135,7 @@ class Contents:
         if chunk.count:
             events.close_chunk()
             events.chunks.append(chunk)
-            self.room -= chunk.columns.nbytes
+            self.room -= _size(chunk)
         return chunk.count
 
     def change_table(self, table: str, change: TableChange) -> None:
@@ -287,13 +287,17 @@ def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
     part: list[Chunk] = []
     size = 0
     for chunk in chunks:
-        pieces = max(1, min(chunk.count, -(-chunk.columns.nbytes // _STAGE_BYTES)))
+        pieces = max(1, min(chunk.count, -(-_size(chunk) // _STAGE_BYTES)))
         for index in range(pieces):
             piece = chunk.slice(chunk.count * index // pieces, chunk.count * (index + 1) // pieces) if pieces > 1 else chunk
             if part and size >= _STAGE_BYTES:
                 yield part
                 part, size = [], 0
             part.append(piece)
-            size += chunk.columns.nbytes // pieces
+            size += _size(chunk) // pieces
     if part:
         yield part
+
+
+def _size(chunk: Chunk) -> int:
+    return int(chunk.columns.nbytes) + (int(chunk.keys.nbytes) if chunk.keys is not None else 0)

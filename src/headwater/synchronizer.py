@@ -143,12 +143,13 @@ class Synchronizer(Generic[S, U]):
             return _copied(self._state)
 
     def _fetch(self) -> None:
+        state, revision = self._state, self._revision
         while True:
             try:
-                found = self._replay(self._state, self._revision)
+                found = self._replay(state, revision)
             except TruncatedError:
-                # Others compacted: what is left begins with the whole state.
-                self._state, self._revision = _json_copy(self._initial, "the initial state"), Revision.START
+                # Others compacted: what is left begins with the whole state. Ours stays until that is read.
+                state, revision = _json_copy(self._initial, "the initial state"), Revision.START
                 continue
             if found is None:
                 raise TruncatedError(f"the history of {self.name} was truncated, and not by compact(): its state can't be known")

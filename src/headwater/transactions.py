@@ -240,6 +240,8 @@ class Transaction:
         For work that is staged in parallel, where only some of the attempts shall count. TransactionEndedError if one ended before.
         """
         others = [check_id(id) for id in ids]
+        if self._id in others:
+            raise InvalidRequestError(f"transaction {self._id} can't take over itself")
         if len(others) > ADOPTED_TRANSACTIONS:
             raise InvalidRequestError(f"a call takes over up to {ADOPTED_TRANSACTIONS:,} transactions, not {len(others):,}: make several")
         with self._lock:
@@ -499,7 +501,8 @@ def check_marker(marker: Any) -> None:
     if not isinstance(marker, Marker):
         raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
     check_owner(marker.owner)
-    _check_printable(marker.fingerprint or "-")
+    if marker.fingerprint is not None:
+        _check_printable(marker.fingerprint)
     if isinstance(marker.sequence, bool) or not isinstance(marker.sequence, int) or not -(1 << 62) < marker.sequence < 1 << 62:
         raise InvalidRequestError(f"a marker's sequence is a whole number, not {marker.sequence!r}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -14,11 +13,11 @@ import pyarrow as pa
 
 from headwater.batch import SegmentRange
 from headwater.catalog import watermarks
-from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.lanewriter import LaneWriter
 from headwater.model.columns import check_nested_nulls, check_values, largest_row, plain_column
 from headwater.model.keys import key_bytes, key_column
-from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, KEY_BYTES, NOTE_SECONDS
+from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, NOTE_SECONDS
 from headwater.model.positions import Position
 from headwater.model.rows import RowCheck, row_size
 from headwater.model.schemas import TIME, check_batch_schema
@@ -106,7 +105,7 @@ class EventCheck:
         self._check = None if stream.is_opaque else RowCheck(stream.schema)
 
     def __call__(self, value: Any, key: bytes | str | int | None, time: datetime | None) -> tuple[Any, bytes | None, int]:
-        """(the value, the key as bytes, its size) of an event that can be stored; else InvalidRequestError."""
+        """(the value, the key as bytes, the size of both) of an event that can be stored; else InvalidRequestError."""
         if self._check is not None:
             # What is buffered is ours: the caller may fill the same mapping anew for the next event.
             value = self._check(value)
@@ -119,7 +118,8 @@ class EventCheck:
             raise InvalidRequestError(f"this event has {size:,} bytes; an event may have {EVENT_BYTES:,}")
         if time is not None:
             _check_stored_time(time, "an event's time")
-        return value, key_bytes(key), size
+        routing_key = key_bytes(key)
+        return value, routing_key, size + len(routing_key or b"")
 
 
 class Writer(LaneWriter):
@@ -166,7 +166,7 @@ class Writer(LaneWriter):
         if (
             type(value) is bytes
             and len(value) <= SMALL_BYTES
-            and (key is None or (type(key) is bytes and len(key) <= KEY_BYTES))
+            and (key is None or (type(key) is bytes and len(key) <= SMALL_BYTES))
             and time is None
             and number is None
         ):
@@ -220,11 +220,11 @@ class Writer(LaneWriter):
         size = chunk.columns.nbytes + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
         if chunk.count == 0:
             return _batch_ack(None, list) if number is None else self._write_empty(number)
-        if size > BATCH_BYTES:
+        # By its data: `size` counts what it takes in memory and in the catalog besides.
+        if chunk.columns.nbytes > BATCH_BYTES:
             if self._named:
-                raise InvalidRequestError(
-                    f"this batch has {size:,} bytes; a named writer stores a batch whole, up to {BATCH_BYTES:,}: give it in smaller ones"
-                )
+                limit = f"a named writer stores a batch whole, up to {BATCH_BYTES:,}: give it in smaller ones"
+                raise InvalidRequestError(f"this batch has {chunk.columns.nbytes:,} bytes; {limit}")
             return self._write_pieces(chunk, size)
         self._flusher.wait_for_room()
         lane = self._lane
@@ -285,10 +285,14 @@ class Writer(LaneWriter):
         """Flush, then end. Closing again does nothing."""
         if not self._is_closed:
             if self._noted_us is not None:
-                # A stream that is sealed or gone needs no note. Whether its events were stored, the flush below tells.
-                with suppress(NotFoundError, SealedError):
+                try:
                     self._store_note()
                     self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
+                except UnavailableError:
+                    raise
+                except HeadwaterError:
+                    # Sealed, gone or fenced: it needs no note. Whether its events were stored, the flush below tells, once.
+                    pass
             self._plain_lane = None
             super().close()
             if self._named:
@@ -326,8 +330,11 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     except pa.ArrowInvalid as error:
         raise InvalidRequestError(f"this batch is not valid as Arrow data: {error}") from error
     if isinstance(batch, pa.Table):
-        batches = batch.combine_chunks().to_batches()
-        batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
+        try:
+            batches = batch.combine_chunks().to_batches()
+            batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
+        except pa.ArrowException as error:
+            raise InvalidRequestError(f"this table is too large for one batch ({error}): give its parts, table.to_batches()") from error
     names = batch.schema.names
     if len(set(names)) < len(names):
         raise InvalidRequestError(f"this batch has a column twice: {names}")

@@ -62,6 +62,15 @@ def test_large_pieces_keep_their_objects(store: hw.Store) -> None:
     assert store.stream(NAME).to_arrow(columns=["value"]).num_rows == 6000
 
 
+def test_a_transaction_can_t_adopt_itself(store: hw.Store) -> None:
+    stream = store.create_stream("a/own")
+    with store.transaction() as tx:
+        tx.write("a/own", "1")
+        with pytest.raises(hw.InvalidRequestError, match="can't take over itself"):
+            tx.adopt([tx.id])
+    assert [event.value for event in stream.read()] == [b"1"]
+
+
 def test_adopting_again_adds_nothing(store: hw.Store) -> None:
     piece = staged(store, "1")
     with store.transaction() as tx:

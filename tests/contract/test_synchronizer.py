@@ -244,6 +244,30 @@ def test_compaction_keeps_the_state_for_those_who_join_and_those_who_are_behind(
     assert ours.fetch() == slow.state
 
 
+def test_a_state_stays_what_it_was_when_the_one_that_others_compacted_can_t_be_read(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = counter(store), counter(store)
+    theirs.update(lambda _: [2, 3])
+    assert ours.fetch() == 5
+    theirs.update(lambda _: [4])
+    theirs.compact()
+    real, looks = hw.Revisioned.begin_reading, list[int]()
+
+    def begin_reading(log: Any, after: Any) -> Any:
+        looks.append(1)
+        if len(looks) == 2:
+            raise hw.UnavailableError("out of reach")
+        return real(log, after)
+
+    monkeypatch.setattr(hw.Revisioned, "begin_reading", begin_reading)
+    revision = ours.revision
+    with pytest.raises(hw.UnavailableError):
+        ours.fetch()
+    assert (ours.state, ours.revision) == (5, revision)
+    assert ours.fetch() == 9
+
+
 def test_compaction_of_nothing(store: hw.Store) -> None:
     sync = counter(store)
     sync.compact()

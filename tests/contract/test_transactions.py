@@ -1064,7 +1064,8 @@ def test_a_marker_is_told_also_when_its_stream_was_deleted_since(store: hw.Store
 @pytest.mark.parametrize(
     "marker",
     ["me", ("me", 1), hw.Marker("", 1), hw.Marker("a\0b", 1), hw.Marker(5, 1), hw.Marker("me", "1"), hw.Marker("me", True),  # type: ignore[arg-type]
-     hw.Marker("me", 1 << 70), hw.Marker("me", 1, 5), hw.Marker("\ud800", 1), hw.Marker("a" * 2049, 1)],  # type: ignore[arg-type]
+     hw.Marker("me", 1 << 70), hw.Marker("me", 1, 5), hw.Marker("me", 1, 0), hw.Marker("me", 1, ""),  # type: ignore[arg-type]
+     hw.Marker("\ud800", 1), hw.Marker("a" * 2049, 1)],
     ids=lambda marker: repr(marker)[:40],
 )  # fmt: skip
 def test_a_marker_that_is_none_is_refused(store: hw.Store, marker: Any) -> None:

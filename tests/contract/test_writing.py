@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
+from headwater.catalog.flushes import Flush
 from headwater.model.limits import BUFFERED_BYTES, EVENT_BYTES, KEY_BYTES
 from headwater.runtime import failpoints
 from headwater.segments import pending
@@ -662,6 +663,55 @@ def test_what_is_stored_of_a_named_writer_is_always_a_prefix(store: hw.Store) ->
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_batch_of_many_small_rows_up_to_64_mib_is_stored_whole(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = local_store.create_stream("w/small", schema=pa.schema([("flag", pa.int8()), ("name", pa.string())]))
+    rows = 9_000_000
+    batch = pa.table({"flag": pa.array(np.zeros(rows, dtype=np.int8)), "name": pa.nulls(rows, pa.string())})
+    commits: list[Flush] = []
+    real = Engine.commit_flush
+
+    def commit(engine: Engine, flush: Flush) -> Any:
+        commits.append(flush)
+        return real(engine, flush)
+
+    monkeypatch.setattr(Engine, "commit_flush", commit)
+    with stream.writer() as writer, stream.writer("named") as named:
+        for one in (writer, named):
+            assert sum(part.end - part.start for part in one.write_batch(batch).result()) == rows
+    assert len(commits) == 2, "one each"
+
+
+def test_keys_count_as_what_waits(local_store: hw.Store) -> None:
+    stream = local_store.create_stream("w/keys", schema=pa.schema([("x", pa.int64())]))
+    plain = local_store.create_stream("w/plain")
+    key = b"k" * 60_000
+    with stream.writer() as writer, plain.writer() as opaque:
+        runs = {id(writer.write({"x": number}, key)._run): None for number in range(40)}
+        assert len(runs) > 1, "a run ends at a megabyte, with its keys"
+        runs = {id(opaque.write(b"", key)._run): None for number in range(40)}
+        assert len(runs) > 1
+    with local_store.transaction() as tx:
+        before = tx._contents.room
+        tx.write("w/plain", b"", key)
+        tx.write("w/keys", {"x": 1}, key)
+        tx.write_batch("w/plain", pa.table({"value": [b""], "_key": [key]}))
+        assert before - tx._contents.room > 3 * len(key)
+
+
+def test_a_fenced_writer_that_noted_a_time_can_be_closed(local_store: hw.Store) -> None:
+    stream = local_store.create_stream("w/noted")
+    first = stream.writer("w")
+    first.write(b"1").result()
+    first.note_time(datetime.now(UTC))
+    second = stream.writer("w")
+    first.write(b"2")
+    with pytest.raises(hw.FencedError):
+        first.close()
+    first.close()
+    second.close()
+
+
 def test_an_event_may_have_64_mib_and_not_a_byte_more(local_store: hw.Store) -> None:
     stream = local_store.create_stream("a/x")
     whole = bytes(EVENT_BYTES)
