@@ -48,6 +48,17 @@ def test_when_nothing_follows(stream: hw.Stream, given: threading.Event) -> None
         assert not given.wait(0.1), "that was no burst"
 
 
+def test_not_all_the_time(stream: hw.Stream, given: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stream.writer() as writer:
+        _write(writer, 300)
+        assert given.wait(10)
+        given.clear()
+        _write(writer, 300)
+        assert not given.wait(0.1), "that was just now"
+        monkeypatch.setattr(flush, "_GIVE_BACK_AGAIN_SECONDS", 0.0)
+        assert given.wait(10)
+
+
 def test_when_batches_follow(stream: hw.Stream, given: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flush, "_GIVE_BACK_SECONDS", 1000.0)
     with stream.writer() as writer:

@@ -23,7 +23,7 @@ from headwater.model.limits import PLAN_EXTENTS
 from headwater.model.names import StreamName
 from headwater.runtime.workers import Workers
 from headwater.segments.chunk import ChunkFiles
-from headwater.segments.memory import give_back
+from headwater.segments.memory import release_unused
 from headwater.storage import Storage
 
 #: Schemas that are kept before all are looked up anew: those of deleted streams go by that.
@@ -47,7 +47,7 @@ class Engine:
         self._lock = threading.Lock()
         self._schemas: dict[tuple[int, int], pa.Schema] = {}
         self.chunks = ChunkFiles(self.storage)
-        self.workers = Workers("headwater-io", 8, give_back)
+        self.workers = Workers("headwater-io", 8, release_unused)
 
     def after_fork(self) -> None:
         self._begin()

@@ -38,6 +38,7 @@ _LONGEST_PAUSE_SECONDS = 2.0
 #: A burst of events given one by one; after it memory is kept this long, for the next one.
 _BURST_BYTES = 16 * MIB
 _GIVE_BACK_SECONDS = 1.0
+_GIVE_BACK_AGAIN_SECONDS = 10.0
 
 
 class Flusher:
@@ -66,6 +67,7 @@ class Flusher:
         self._kicked = False
         #: Of events that were given one by one, stored since memory was given back.
         self._freed_bytes = 0
+        self._gave_back_at = float("-inf")
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self._waiters = 0
         #: Nothing new is taken; and, when all that was taken is stored, the thread ends.
@@ -500,8 +502,8 @@ class Flusher:
 
     def _give_back(self) -> None:
         """Give back the memory of a burst of events that were given one by one, when batches follow it or nothing does."""
-        if self._freed_bytes > _BURST_BYTES:
-            self._freed_bytes = 0
+        if self._freed_bytes > _BURST_BYTES and time.monotonic() - self._gave_back_at > _GIVE_BACK_AGAIN_SECONDS:
+            self._freed_bytes, self._gave_back_at = 0, time.monotonic()
             give_back()
 
     def _prepare(self, flush: PendingFlush) -> bool:

@@ -11,9 +11,14 @@ import ctypes
 import pyarrow as pa
 
 
-def give_back() -> None:
-    """Give back what is free. Takes about a millisecond, and what is needed again is slower at first."""
+def release_unused() -> None:
+    """Give back what Arrow's allocator keeps for this thread."""
     pa.default_memory_pool().release_unused()
+
+
+def give_back() -> None:
+    """Give back all that is free. It takes some milliseconds, in which others wait for memory: not to be done often."""
+    release_unused()
     if _trim is not None:
         _trim(0)
 
