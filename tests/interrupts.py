@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Collection
@@ -32,6 +33,8 @@ def interrupt(call: Callable[[], Any], at: int, *, moments: Collection[str] = _M
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
+    # hypothesis has a callback for the collector: an interrupt in there is lost, and spoken of.
+    gc.disable()
     sys.setprofile(look)
     try:
         call()
@@ -39,6 +42,7 @@ def interrupt(call: Callable[[], Any], at: int, *, moments: Collection[str] = _M
         pass
     finally:
         sys.setprofile(None)
+        gc.enable()
     # Not whether it was raised: what comes while an object is deleted is lost in Python.
     return seen > at
 
@@ -50,11 +54,13 @@ def count_moments(call: Callable[[], Any]) -> int:
         nonlocal count
         count += event in _MOMENTS
 
+    gc.disable()
     sys.setprofile(look)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
