@@ -776,7 +776,7 @@ def test_iterating_a_bounded_group_waits_for_other_readers(store: hw.Store) -> N
     store.create_stream(IN, scaling=hw.Scaling.fixed(2))
     write_keys(store, IN, range(1))
     group = store.reader_group("group", [IN], end="tail")
-    with group.reader("a", commit="manual") as one, group.reader("b", commit="manual") as two, ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, group.reader("a", commit="manual") as one, group.reader("b", commit="manual") as two:
         assert two.read(timeout=WAIT_SECONDS) is not None
         waits = pool.submit(lambda: len(list(one)))
         with pytest.raises(TimeoutError):
