@@ -22,7 +22,8 @@ from headwater.catalog import transactions
 from headwater.catalog.flushes import Append
 from headwater.catalog.transactions import Batch, StagedAppend
 from headwater.model.schemas import OPAQUE
-from headwater.segments.block import Chunk, encode
+from headwater.segments.block import Chunk
+from headwater.segments.encoding import encode
 
 _VALUE = bytes(100)
 _PROCESSES = 8
@@ -204,7 +205,7 @@ def _stage_blocks(store: hw.Store, stream: hw.Stream, id: str, count: int) -> No
     chunk = Chunk(pa.RecordBatch.from_arrays([pa.array([bytes(1000)] * 100, pa.binary())], schema=OPAQUE), None, None)
     block = encode([chunk], 1, True)
     key = f"txn/{id}/blocks.hwb"
-    store._engine.storage.put(key, block.buffers)
+    store._engine.storage.put(key, block.buffers())
     for start in range(0, count, 1000):
         appends = [
             StagedAppend(stream.id, Append(0, block.count, block.length, block.crc, None, 0, None)) for _ in range(min(1000, count - start))

@@ -19,7 +19,8 @@ from headwater.errors import InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import key_bytes
 from headwater.model.limits import EVENT_BYTES, INLINE_BYTES, MIB
 from headwater.model.names import parse_stream_name
-from headwater.segments.block import Chunk, EncodedBlock, encode, encode_few
+from headwater.segments.block import Chunk, EncodedBlock
+from headwater.segments.encoding import encode, encode_few
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
 from headwater.segments.pending import FEW_EVENTS
@@ -70,8 +71,7 @@ class _Events:
             return [(segment, encode_few(values, keys, version)) for segment, values, keys in few]
         found = []
         for chunks in _parts(self.close_chunk()):
-            spread, _ = route.spread(chunks, 0)
-            found += [(segment, encode(some, version, self.is_opaque)) for segment, some in spread]
+            found += route.spread(chunks, 0).encode(version, self.is_opaque)
         return found
 
     def close_chunk(self) -> list[Chunk]:
@@ -269,10 +269,11 @@ class Contents:
         at = 0
         buffers: list[Any] = []
         for stream_id, segment, block in blocks:
-            data = block.to_bytes() if size <= _INLINE_BYTES else None
+            own = block.buffers()
+            data = b"".join(own) if size <= _INLINE_BYTES else None
             batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data)))
             if data is None:
-                buffers += block.buffers
+                buffers += own
                 at += block.length
         if buffers:
             batch.object_key = layout.transaction_key(transaction, uuid.uuid4().hex)

@@ -13,7 +13,8 @@ from headwater.catalog.flushes import Append
 from headwater.errors import ConditionFailedError, InvalidRequestError, OutcomeUnknownError, TruncatedError, UnavailableError
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import OPAQUE
-from headwater.segments.block import Chunk, encode
+from headwater.segments.block import Chunk
+from headwater.segments.encoding import encode
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
@@ -236,7 +237,7 @@ class Synchronizer(Generic[S, U]):
             data = _dumped(updates)
             self._try(json.loads(data)["updates"])
             block = encode([_chunk([data])], self._log._ref.schema_version, True)
-            return self._log._ref, Append(0, 1, block.length, block.crc, None, 0, block.to_bytes()), int(self._revision)
+            return self._log._ref, block.inline(0), int(self._revision)
 
 
 def _check_revision(value: Any, what: str) -> None:

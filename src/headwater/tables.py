@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from headwater.catalog import tables
-from headwater.catalog.flushes import Append
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.limits import OLD_TABLE_KEY_BYTES, TABLE_KEY_BYTES, TABLE_VALUE_BYTES
-from headwater.segments.block import Chunk, encode
+from headwater.segments.block import Chunk
+from headwater.segments.encoding import encode
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Columns, SegmentCursor
@@ -73,7 +73,7 @@ class Table:
     def _change(self, kind: str, key: str, value: bytes | None, version: int | None) -> int:
         columns = pa.RecordBatch.from_arrays([pa.array([key], pa.string()), pa.array([value], pa.binary())], schema=TABLE_SCHEMA)
         block = encode([Chunk(columns, None, None)], self._ref.schema_version, False)
-        append = Append(0, 1, block.length, block.crc, None, 0, block.to_bytes())
+        append = block.inline(0)
         change = EntryChange(kind, self._ref.id, key, version, value, 0)
         return self._engine.write(tables.write_entries, self._ref.id, append, [change])
 

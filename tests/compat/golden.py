@@ -15,7 +15,8 @@ import pyarrow as pa
 
 import headwater as hw
 from headwater.model.schemas import OPAQUE, TIME
-from headwater.segments.block import Chunk, encode
+from headwater.segments.block import Chunk
+from headwater.segments.encoding import encode
 
 TIMES = [datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=UTC), None, datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)]
 OPAQUE_EVENTS: list[tuple[bytes, bytes | None]] = [(b"first", b"key"), (b"", None), (b"\x00\xff", b"")]

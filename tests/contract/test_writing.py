@@ -804,14 +804,23 @@ def test_a_full_buffer_blocks_and_memory_stays_bounded(local_store: hw.Store) ->
 # Failures.
 
 
-@pytest.mark.parametrize("size", [10, 200_000], ids=["inline", "in the journal"])
-def test_events_that_cannot_be_encoded_fail_alone(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "begun"), [(10, False), (200_000, False), (200_000, True)], ids=["inline", "in the journal", "while they are written"]
+)
+def test_events_that_cannot_be_encoded_fail_alone(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch, size: int, begun: bool) -> None:
     bad, good = local_store.create_stream("a/bad"), local_store.create_stream("a/good")
     encode = pending._encode
 
+    def fail() -> Any:
+        raise pa.ArrowInvalid("no such bytes")
+
     def refuse(lane: Any, *rest: Any) -> Any:
         if lane.stream.name == "a/bad":
-            raise pa.ArrowInvalid("no such bytes")
+            if not begun:
+                fail()
+            for _, block in (found := encode(lane, *rest))[0]:
+                block.make = fail
+            return found
         return encode(lane, *rest)
 
     monkeypatch.setattr(pending, "_encode", refuse)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from headwater.errors import CorruptDataError
 from headwater.model.schemas import OPAQUE, TIME
-from headwater.segments.block import HEADER, Chunk, EncodedBlock, decode, encode, verify
+from headwater.segments.block import HEADER, Chunk, EncodedBlock, decode, verify
+from headwater.segments.encoding import encode
 
 TYPED = pa.schema(
     [

@@ -32,8 +32,8 @@ from headwater.segments.routing import Router
 #: reading what they stored. Less will do while somebody waits, who may not give more until all of it is stored, or where storage is far.
 _OVERLAP_BYTES = 12 * MIB
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
-#: Beside two, none begins while they have more than this: each is in memory twice, and two keep a disk busy.
-_UNDER_WAY_BYTES = 24 * MIB
+#: Beside two, none begins while they have more than this: of events that were given one by one, two keep a disk busy.
+_UNDER_WAY_BYTES = 36 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
 #: A burst of events given one by one; after it memory is kept this long, for the next one.
 _BURST_BYTES = 16 * MIB

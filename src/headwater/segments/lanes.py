@@ -175,23 +175,43 @@ class Run:
 
 
 class Loose:
-    """Events as they were given one by one, which become a chunk in the order that is asked for: that saves a copy."""
+    """Events as they were given one by one, which become a chunk, or bytes, in the order that is asked for: that saves a copy."""
 
     def __init__(self, stream: StreamRef, values: list[Any], keys: list[bytes | None], times: dict[int, datetime]) -> None:
         self._stream = stream
         self._values = values
-        self._times = times
+        self._array: Any = None
+        self._lengths: Any = None
         self.count = len(values)
         self.keys = _key_array(keys)
+        self.times = pa.array([times.get(index) for index in range(self.count)], TIME) if times else None
+
+    def lengths(self) -> Any:
+        if self._lengths is None:
+            self._lengths = _lengths(self._values)
+        return self._lengths
+
+    def data(self, indices: pa.Array | None) -> pa.Buffer:
+        if indices is None:
+            return _joined(self._values, int(self.lengths().sum()))
+        chosen = indices.to_numpy()
+        return _joined(self._taken(chosen), int(self.lengths()[chosen].sum()))
+
+    def _taken(self, indices: Any) -> list[Any]:
+        if self._array is None:
+            self._array = np.fromiter(self._values, dtype=object, count=self.count)
+        return self._array[indices].tolist()  # type: ignore[no-any-return]
 
     def take(self, indices: Any) -> Chunk:
-        values = np.fromiter(self._values, dtype=object, count=self.count)[indices].tolist()
-        times = [self._times.get(index) for index in indices.tolist()] if self._times else None
-        return _make(self._stream, values, self.keys.take(pa.array(indices)) if self.keys is not None else None, times)
+        chosen = pa.array(indices)
+        return Chunk(
+            _columns(self._stream, self._taken(indices)),
+            self.keys.take(chosen) if self.keys is not None else None,
+            self.times.take(chosen) if self.times is not None else None,
+        )
 
     def whole(self) -> Chunk:
-        times = [self._times.get(index) for index in range(self.count)] if self._times else None
-        return _make(self._stream, self._values, self.keys, times)
+        return Chunk(_columns(self._stream, self._values), self.keys, self.times)
 
 
 def given(runs: list[Run]) -> list[Chunk | Loose]:
@@ -217,12 +237,10 @@ def make_chunk(stream: StreamRef, values: list[Any], keys: list[bytes | None], t
     return Loose(stream, values, keys, times).whole()
 
 
-def _make(stream: StreamRef, values: list[Any], keys: pa.Array | None, times: list[datetime | None] | None) -> Chunk:
+def _columns(stream: StreamRef, values: list[Any]) -> pa.RecordBatch:
     if stream.is_opaque:
-        columns = pa.RecordBatch.from_arrays([_binary(values)], schema=OPAQUE)
-    else:
-        columns = pa.RecordBatch.from_pylist(values, schema=stream.schema)
-    return Chunk(columns, keys, pa.array(times, TIME) if times is not None else None)
+        return pa.RecordBatch.from_arrays([_binary(values)], schema=OPAQUE)
+    return pa.RecordBatch.from_pylist(values, schema=stream.schema)
 
 
 def _key_array(keys: list[bytes | None]) -> pa.Array | None:
@@ -235,8 +253,12 @@ def _key_array(keys: list[bytes | None]) -> pa.Array | None:
 def _binary(values: list[Any]) -> pa.Array:
     # Joining and summing is three times as fast as pa.array over a list of bytes.
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum(np.fromiter(map(len, values), dtype=np.int32, count=len(values)), out=offsets[1:])
+    np.cumsum(_lengths(values), out=offsets[1:])
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), _joined(values, int(offsets[-1]))])
+
+
+def _lengths(values: list[Any]) -> Any:
+    return np.fromiter(map(len, values), dtype=np.int32, count=len(values))
 
 
 def _joined(values: list[Any], size: int) -> pa.Buffer:

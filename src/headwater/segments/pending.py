@@ -8,7 +8,8 @@ import socket
 import struct
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import google_crc32c
 import pyarrow as pa
@@ -18,7 +19,8 @@ from headwater.catalog.flushes import Append, Flush, Part
 from headwater.model.limits import INLINE_BYTES, REMOTE_WRITES
 from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
-from headwater.segments.block import EncodedBlock, encode, encode_few
+from headwater.segments.block import EncodedBlock
+from headwater.segments.encoding import encode_few
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Run, given
 from headwater.segments.routing import Route
@@ -53,13 +55,13 @@ class Session:
         self._objects += 1
         return self._objects
 
-    def store(self, index: int, buffers: list[Any], footer: bytes) -> tuple[int, str, int]:
+    def store(self, index: int, blocks: _Blocks) -> tuple[int, str, int]:
         """Make a flush's blocks durable; returns (object, its key, position of the first block)."""
         if self._journal is not None:
-            place = self._journal.append(buffers)
+            place = self._journal.append(blocks, blocks.length)
             return layout.object_id(self.id, place.index), place.key, place.offset
         key = layout.object_key(self.id, index)
-        self._storage.put(key, [*buffers, footer])
+        self._storage.put(key, [*blocks, blocks.footer])
         return layout.object_id(self.id, index), key, 0
 
     def close(self) -> None:
@@ -97,18 +99,21 @@ class Piece:
             try:
                 self._blocks, self.which = _encode(self._lane, self.runs, self._route, self._turn)
             except Exception as error:
-                self._blocks, self.error = [], error
-        return self._blocks
+                self.fail(error)
+        return self._blocks or []
+
+    def fail(self, error: Exception) -> None:
+        self._blocks, self.error = [], error
 
     def let_go(self) -> None:
         """Keep of stored blocks only what the catalog must know."""
         for _, block in self.encode():
-            block.buffers = []
+            block.make = None
 
     def begin_again(self) -> None:
         """To be stored, if it was, once more."""
         self.place = None
-        if self._blocks and not self._blocks[0][1].buffers:
+        if self._blocks and self._blocks[0][1].make is None:
             self._blocks = None
 
     def to_catalog(self) -> list[Append]:
@@ -116,7 +121,7 @@ class Piece:
         at = self.place[2] if self.place is not None else 0
         for segment, block in self.encode():
             if self.place is None:
-                append = Append(segment, block.count, block.length, block.crc, None, 0, block.to_bytes())
+                append = block.inline(segment)
             else:
                 append = Append(segment, block.count, block.length, block.crc, self.place[0], at, None)
             appends.append(append)
@@ -181,15 +186,16 @@ class PendingFlush:
     def store(self, session: Session, index: int) -> None:
         """Encode all blocks, and make them durable one after the other, with a footer that says what they are."""
         pieces = self._pieces
-        with session.encoders:
-            buffers, footer = _gather(pieces)
-        failpoints.reach("append.encoded")
-        if not buffers:
-            return  # None of the parts can be stored.
-        object, key, position = session.store(index, buffers, footer)
-        for piece in pieces:
-            piece.place = object, key, position + piece.offset
-            piece.let_go()
+        with _Turn(session.encoders) as turn:
+            while (blocks := _Blocks(pieces, turn.end)).length:
+                failpoints.reach("append.encoded")
+                try:
+                    object, key, position = session.store(index, blocks)
+                except _CannotBeMade:
+                    continue  # The others are stored without it.
+                for piece in pieces:
+                    piece.place = object, key, position + piece.offset
+                return
 
     def absorb(self, other: PendingFlush) -> None:
         """Take along another one that is stored too."""
@@ -216,21 +222,60 @@ class PendingFlush:
         return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()))
 
 
-def _gather(pieces: list[Piece]) -> tuple[list[Any], bytes]:
-    """All blocks one after the other, and the footer."""
-    buffers: list[Any] = []
-    contents, at = [], 0
-    for piece in pieces:
-        piece.offset = at
-        for segment, block in piece.encode():
-            contents.append([piece.stream, segment, at, block.length, block.count])
-            assert block.buffers, "a block is stored once"
-            buffers += block.buffers
-            if block.length % 8:
-                buffers.append(bytes(-block.length % 8))
-            at += _padded(block.length)
-    text = json.dumps({"blocks": contents}).encode()
-    return buffers, text + struct.pack("<I4s", len(text), _FOOTER_MAGIC)
+class _CannotBeMade(Exception):
+    """A piece failed as its blocks were made; it has no more of them, and says why."""
+
+
+class _Blocks:
+    """All blocks of some pieces one after the other, each made when its turn comes."""
+
+    def __init__(self, pieces: list[Piece], when_made: Callable[[], None]) -> None:
+        self._pieces = pieces
+        self._when_made = when_made
+        contents = []
+        self.length = 0
+        for piece in pieces:
+            piece.offset = self.length
+            for segment, block in piece.encode():
+                contents.append([piece.stream, segment, self.length, block.length, block.count])
+                self.length += _padded(block.length)
+        text = json.dumps({"blocks": contents}).encode()
+        self.footer = text + struct.pack("<I4s", len(text), _FOOTER_MAGIC)
+
+    def __iter__(self) -> Iterator[Any]:
+        for piece in self._pieces:
+            piece.begin_again()
+            for _, block in piece.encode():
+                try:
+                    buffers = block.buffers()
+                except Exception as error:
+                    piece.fail(error)
+                    raise _CannotBeMade from error
+                yield from buffers
+                if block.length % 8:
+                    yield bytes(-block.length % 8)
+            piece.let_go()
+        self._when_made()
+
+
+class _Turn:
+    """A place among those that encode, until it is ended or the block is left."""
+
+    def __init__(self, encoders: threading.BoundedSemaphore) -> None:
+        self._encoders: threading.BoundedSemaphore | None = encoders
+
+    def __enter__(self) -> Self:
+        assert self._encoders is not None
+        self._encoders.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        encoders, self._encoders = self._encoders, None
+        if encoders is not None:
+            encoders.release()
 
 
 def _padded(length: int) -> int:
@@ -249,8 +294,8 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
     for run in runs:
         run.offset = offset
         offset += run.count
-    spread, which = route.spread(given(runs), turn)
-    return [(segment, encode(some, lane.stream.schema_version, lane.stream.is_opaque)) for segment, some in spread], which
+    spread = route.spread(given(runs), turn)
+    return spread.encode(lane.stream.schema_version, lane.stream.is_opaque), spread.which
 
 
 def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[tuple[int, EncodedBlock]], Any]:
@@ -275,4 +320,4 @@ def _raw_block(runs: list[Run]) -> EncodedBlock:
     for buffer in buffers:
         crc = google_crc32c.extend(crc, buffer)
     length = sum(buffer.size for buffer in buffers)
-    return EncodedBlock(buffers, length, length, crc)
+    return EncodedBlock(length, length, lambda: (buffers, crc))

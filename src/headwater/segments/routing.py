@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,47 @@ from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.errors import NotFoundError, SealedError
 from headwater.model.keys import hash_key
-from headwater.segments.block import Chunk, join, whole_column
+from headwater.segments.block import Chunk, EncodedBlock, join, whole_column
+from headwater.segments.encoding import encode, encode_each
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Loose, StreamRef
 
 #: Pieces of a chunk that are smaller on average cost more than a copy of the chunk.
 _PIECE_EVENTS = 128
+
+
+class Spread(NamedTuple):
+    """Events, and the segments they go to."""
+
+    segments: tuple[int, ...]
+    chunks: list[Chunk | Loose]
+    #: Which of the segments each event goes to; None: all to the one.
+    which: Any
+
+    def encode(self, schema_version: int, opaque: bool) -> list[tuple[int, EncodedBlock]]:
+        """One block for each segment."""
+        if opaque:
+            blocks = encode_each(self.chunks, self.which, schema_version)
+        else:
+            blocks = [encode(chunks, schema_version, False) for chunks in self._chunks_of_each()]
+        return list(zip(self.segments, blocks, strict=True))
+
+    def _chunks_of_each(self) -> list[list[Chunk]]:
+        """The chunks of each segment: rows of many columns are put in order as a whole, and cut."""
+        if self.which is None:
+            return [_whole(self.chunks)]
+        found: list[list[Chunk]] = [[] for _ in self.segments]
+        start = 0
+        for chunk in self.chunks:
+            which = self.which[start : start + chunk.count]
+            start += chunk.count
+            ordered = chunk.take(np.argsort(which, kind="stable"))
+            at = 0
+            for own, count in zip(found, np.bincount(which, minlength=len(found)).tolist(), strict=True):
+                if count:
+                    own.append(ordered.slice(at, at + count))
+                at += count
+        return found
 
 
 class Route:
@@ -29,33 +64,17 @@ class Route:
         self._start_list = starts
         self._starts = np.array(starts, dtype=np.uint64)
 
-    def spread(self, chunks: Sequence[Chunk | Loose], turn: int) -> tuple[list[tuple[int, list[Chunk]]], Any]:
-        """The chunks' events by segment, and for each event which of those it went to (None: all to the one).
-
-        Events without a key all go to one segment, another with each turn.
-        """
-        if len(self.numbers) == 1:
-            return [(self.numbers[0], _whole(chunks))], None
-        if all(chunk.keys is None for chunk in chunks):
-            return [(self.numbers[turn % len(self.numbers)], _whole(chunks))], None
+    def spread(self, chunks: Sequence[Chunk | Loose], turn: int) -> Spread:
+        """The chunks' events by segment. Those without a key all go to one segment, another with each turn."""
+        own = turn % len(self.numbers)
+        if len(self.numbers) == 1 or all(chunk.keys is None for chunk in chunks):
+            return Spread((self.numbers[own],), list(chunks), None)
         joined = list(_joined(chunks, _PIECE_EVENTS * len(self.numbers)))
-        places = self._places(joined, turn % len(self.numbers))
-        found: dict[int, list[Chunk]] = {}
-        start = 0
-        for chunk in joined:
-            place = places[start : start + chunk.count]
-            start += chunk.count
-            counts = np.bincount(place, minlength=len(self.numbers))
-            # A stable sort of 16-bit numbers is a radix sort.
-            ordered = chunk.take(np.argsort(place, kind="stable"))
-            ends = np.cumsum(counts)
-            for index in np.flatnonzero(counts).tolist():
-                end = int(ends[index])
-                found.setdefault(index, []).append(ordered.slice(end - int(counts[index]), end))
-        used = sorted(found)
+        places = self._places(joined, own)
+        used = np.flatnonzero(np.bincount(places))
         rank = np.zeros(len(self.numbers), dtype=np.uint16)
         rank[used] = np.arange(len(used))
-        return [(self.numbers[index], found[index]) for index in used], rank[places]
+        return Spread(tuple([self.numbers[index] for index in used.tolist()]), joined, rank[places])
 
     def _places(self, chunks: Sequence[Chunk | Loose], own: int) -> Any:
         """Which of the segments each event goes to; those without a key to our own. Each key is hashed once."""

@@ -11,15 +11,18 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from headwater.errors import InvalidRequestError, UnavailableError
+from headwater.storage.interface import Buffer, byte_view
 
 T = TypeVar("T")
 
 #: Buffers that one pwritev takes; the kernel refuses more.
 IOV_MAX = os.sysconf("SC_IOV_MAX")
+#: What waits for one pwritev: no less than pays for the call.
+_WRITE_BYTES = 2 * 1024 * 1024
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~=+-]*(/[A-Za-z0-9_][A-Za-z0-9_.~=+-]*)+")
 #: How often a directory may vanish between making it and using it.
@@ -66,11 +69,23 @@ def explaining(action: str, path: str) -> Iterator[None]:
         raise UnavailableError(f"cannot {action} {path}: {reason}", path=path, errno=error.errno) from error
 
 
-def write_all(fd: int, views: Sequence[memoryview], offset: int) -> None:
-    """Write all views at `offset`, however many they are and however often the kernel takes only a part."""
-    rest = list(views)
+def write_all(fd: int, buffers: Iterable[Buffer], offset: int) -> int:
+    """Write all buffers at `offset`, and return how many bytes they have. Those that are made as they are asked for are soon let go of."""
+    start, waiting, size = offset, list[memoryview](), 0
+    for view in map(byte_view, buffers):
+        if view.nbytes:
+            waiting.append(view)
+            size += view.nbytes
+        if size >= _WRITE_BYTES or len(waiting) >= IOV_MAX:
+            offset = _write_views(fd, waiting, offset)
+            waiting, size = [], 0
+    return _write_views(fd, waiting, offset) - start
+
+
+def _write_views(fd: int, rest: list[memoryview], offset: int) -> int:
+    """Write them all, however often the kernel takes only a part. Returns where they end."""
     while rest:
-        written = os.pwritev(fd, rest[:IOV_MAX], offset)
+        written = os.pwritev(fd, rest, offset)
         offset += written
         done = 0
         while done < len(rest) and written >= rest[done].nbytes:
@@ -79,6 +94,7 @@ def write_all(fd: int, views: Sequence[memoryview], offset: int) -> None:
         del rest[:done]
         if written:
             rest[0] = rest[0][written:]
+    return offset
 
 
 def sync_directory(path: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -34,8 +34,10 @@ class Place:
 class Journal(Protocol):
     """Appends blocks to preallocated files of one session. Several threads may append at once."""
 
-    def append(self, buffers: Sequence[Buffer]) -> Place:
+    def append(self, buffers: Iterable[Buffer], length: int | None = None) -> Place:
         """Store the buffers one after the other, durable on return, at an offset that is a multiple of 8.
+
+        With the `length` of all of them they may be made as they are asked for, which may be more than once.
 
         After an UnavailableError nothing of them counts: repeat the call, which begins a new file.
         """
@@ -86,11 +88,16 @@ class Storage(Protocol):
         """Let go of files and connections. What is stored stays."""
 
 
-def byte_views(buffers: Sequence[Buffer]) -> list[memoryview]:
-    """The buffers as flat views of bytes, without the empty ones."""
-    views = (memoryview(buffer) for buffer in buffers)
+def byte_view(buffer: Buffer) -> memoryview:
+    """A buffer as a flat view of bytes."""
+    view = memoryview(buffer)
     # pyarrow's buffers are signed and a numpy array's may be anything: what writes them wants plain bytes.
-    return [view.cast("B") if view.format != "B" or view.ndim != 1 else view for view in views if view.nbytes]
+    return view.cast("B") if view.format != "B" or view.ndim != 1 else view
+
+
+def byte_views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    """The buffers as flat views of bytes, without the empty ones."""
+    return [view for view in map(byte_view, buffers) if view.nbytes]
 
 
 def is_equal(views: Sequence[memoryview], stored: Buffer) -> bool:

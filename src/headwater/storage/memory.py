@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -114,7 +114,7 @@ class MemoryJournal:
         self._used = 0
         self._closed = False
 
-    def append(self, buffers: Sequence[Buffer]) -> Place:
+    def append(self, buffers: Iterable[Buffer], length: int | None = None) -> Place:
         data = b"".join(byte_views(buffers))
         assert data, "an empty append has no place"
         with self._mutex:
