@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.segments import flush
+from headwater.segments import memory
 from headwater.segments.memory import give_back
 
 VALUE = bytes(1000)
@@ -27,9 +27,9 @@ def stream(tmp_path: Path) -> Iterator[hw.Stream]:
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     given = threading.Event()
-    monkeypatch.setattr(flush, "give_back", given.set)
-    monkeypatch.setattr(flush, "_BURST_BYTES", 100_000)
-    monkeypatch.setattr(flush, "_GIVE_BACK_SECONDS", 0.01)
+    monkeypatch.setattr(memory, "give_back", given.set)
+    monkeypatch.setattr(memory, "_BURST_BYTES", 100_000)
+    monkeypatch.setattr(memory, "_PAUSE_SECONDS", 0.01)
     return given
 
 
@@ -55,12 +55,12 @@ def test_not_all_the_time(stream: hw.Stream, given: threading.Event, monkeypatch
         given.clear()
         _write(writer, 300)
         assert not given.wait(0.1), "that was just now"
-        monkeypatch.setattr(flush, "_GIVE_BACK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(memory, "_AGAIN_SECONDS", 0.0)
         assert given.wait(10)
 
 
 def test_when_batches_follow(stream: hw.Stream, given: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_GIVE_BACK_SECONDS", 1000.0)
+    monkeypatch.setattr(memory, "_PAUSE_SECONDS", 1000.0)
     with stream.writer() as writer:
         _write(writer, 300)
         assert not given.is_set()

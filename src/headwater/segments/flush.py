@@ -24,7 +24,7 @@ from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
-from headwater.segments.memory import give_back
+from headwater.segments.memory import Burst
 from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
 from headwater.segments.routing import Router
 
@@ -35,10 +35,6 @@ _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 #: Beside two, none begins while they have more than this: of events that were given one by one, two keep a disk busy.
 _UNDER_WAY_BYTES = 36 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
-#: A burst of events given one by one; after it memory is kept this long, for the next one.
-_BURST_BYTES = 16 * MIB
-_GIVE_BACK_SECONDS = 1.0
-_GIVE_BACK_AGAIN_SECONDS = 10.0
 
 
 class Flusher:
@@ -65,9 +61,7 @@ class Flusher:
         self._failures = 0
         self._failure: HeadwaterError | None = None
         self._kicked = False
-        #: Of events that were given one by one, stored since memory was given back.
-        self._freed_bytes = 0
-        self._gave_back_at = float("-inf")
+        self._burst = Burst()
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self._waiters = 0
         #: Nothing new is taken; and, when all that was taken is stored, the thread ends.
@@ -321,7 +315,7 @@ class Flusher:
         if self._inflight:
             self._finish(self._inflight[0])
             return
-        pause = _GIVE_BACK_SECONDS if self._freed_bytes > _BURST_BYTES else SESSION_SECONDS / 3 if self._session else None
+        pause = self._burst.pause_seconds or (SESSION_SECONDS / 3 if self._session else None)
         with self._mutex:
             self._is_idle = True
             # Whoever stores in our place renews the session too.
@@ -329,7 +323,7 @@ class Flusher:
                 pass
             self._is_idle = False
         if not is_wanted:
-            self._give_back()
+            self._burst.end()
 
     def _begin_flushes(self) -> None:
         while self._may_begin():
@@ -496,15 +490,10 @@ class Flusher:
         failpoints.reach("append.acked")
         self._engine.announce(flush.catalog_flush)
         self._inflight.popleft()
-        self._freed_bytes += freed
-        if not freed:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        """Give back the memory of a burst of events that were given one by one, when batches follow it or nothing does."""
-        if self._freed_bytes > _BURST_BYTES and time.monotonic() - self._gave_back_at > _GIVE_BACK_AGAIN_SECONDS:
-            self._freed_bytes, self._gave_back_at = 0, time.monotonic()
-            give_back()
+        if freed:
+            self._burst.note(freed)
+        else:
+            self._burst.end()
 
     def _prepare(self, flush: PendingFlush) -> bool:
         """Make the catalog's form of a stored flush, with the session's next number; False if nothing is left of it.
