@@ -85,7 +85,7 @@ def _is_ascii(column: pa.Array, offsets: type[np.signedinteger[Any]]) -> bool:
     _, places, data = column.buffers()
     width = offsets().itemsize
     start, end = (int(np.frombuffer(places, offsets, 1, place * width)[0]) for place in (column.offset, column.offset + len(column)))
-    return start == end or bool(np.frombuffer(data, np.uint8, end - start, start).max() < 0x80)
+    return start == end or bool(np.max(np.frombuffer(data, np.uint8, end - start, start)) < 0x80)
 
 
 @lru_cache(maxsize=256)
@@ -180,7 +180,7 @@ def _lists(column: pa.Array) -> list[tuple[pa.Field, pa.Array]]:
 def largest_row(columns: Sequence[pa.Array]) -> int:
     """The bytes of the largest row."""
     sizes = sum(map(_sizes, columns), np.zeros(1, dtype=np.int64))
-    return int(sizes.max(initial=0))
+    return int(np.max(sizes, initial=0))
 
 
 def _sizes(column: pa.Array) -> Sizes:
