@@ -156,7 +156,7 @@ ZONED = NOON.replace(tzinfo=dt.UTC)
         (pa.timestamp("ns"), dt.datetime(1600, 1, 1), "does not fit"),
         (pa.duration("s"), dt.timedelta(milliseconds=1500), "finer than the unit s"),
         (pa.duration("ms"), dt.timedelta(microseconds=1), "finer than the unit ms"),
-        (pa.duration("us"), pd.Timedelta("5ns"), "finer than the unit us"),
+        (pa.duration("us"), pd.Timedelta(5, "ns"), "finer than the unit us"),
         (pa.duration("ns"), dt.timedelta.max, "does not fit"),
         (pa.time32("s"), dt.time(1, 2, 3, 999), "finer than the unit s"),
         (pa.time32("ms"), dt.time(1, 2, 3, 999), "finer than the unit ms"),
