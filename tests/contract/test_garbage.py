@@ -143,7 +143,7 @@ def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_fai
     began_first, stored_second, failures = threading.Event(), threading.Event(), list[str]()
     append = FileJournal.append
 
-    def fail_first(journal: FileJournal, buffers: Any) -> Any:
+    def fail_first(journal: FileJournal, buffers: Any, length: int | None = None) -> Any:
         if b"first" in b"".join(bytes(buffer)[:200] for buffer in buffers):
             began_first.set()
             assert stored_second.wait(60)
@@ -151,8 +151,8 @@ def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_fai
                 failures.append("a file that can't be written to takes no more")
                 monkeypatch.setattr(journal, "_file", None)
                 raise hw.UnavailableError("the disk is full")
-            return append(journal, buffers)
-        place = append(journal, buffers)
+            return append(journal, buffers, length)
+        place = append(journal, buffers, length)
         stored_second.set()
         return place
 
