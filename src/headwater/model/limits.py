@@ -56,6 +56,8 @@ IDLE_WRITER_SECONDS: Final = 30.0
 ADOPTED_TRANSACTIONS: Final = 10_000
 #: A hold; for longer there are tags.
 HOLD_SECONDS: Final = 365 * 86400.0
+#: A wait without end: about what the system's own waits take, less than the 292 years in nanoseconds.
+WAIT_SECONDS: Final = 100 * 365 * 86400.0
 #: A session not renewed for this long may be fenced, and is renewed at a third of it.
 SESSION_SECONDS: Final = 60.0
 #: Rows deleted under one lock when space is freed.

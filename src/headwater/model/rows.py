@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
+from headwater.model.arguments import shown
 from headwater.model.columns import find_fault
 from headwater.model.schemas import python_type
 
@@ -113,7 +114,7 @@ def _taking_type(path: str, kind: pa.DataType) -> tuple[Fits, Take]:
 
 def _unfit(path: str, kind: pa.DataType, value: Any, why: str | None = None) -> InvalidRequestError:
     reason = f": {why}" if why else ""
-    return InvalidRequestError(f"column {path!r} takes {kind}; {repr(value)[:80]} of type {type(value).__name__} does not fit{reason}")
+    return InvalidRequestError(f"column {path!r} takes {kind}; {shown(value)} of type {type(value).__name__} does not fit{reason}")
 
 
 def _never(value: Any) -> bool:
