@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headwater.errors import InvalidRequestError
+from headwater.model.arguments import MOST, check_whole, shown
 from headwater.model.keys import KeyRange
 
 
@@ -31,7 +32,13 @@ class Cut:
     streams: Mapping[str, StreamCut] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        frozen = {name: StreamCut(cut.id, MappingProxyType(dict(sorted(cut.segments.items())))) for name, cut in self.streams.items()}
+        try:
+            frozen = {name: _frozen(*part) for name, part in self.streams.items()}
+            for text in (self.store, *frozen):
+                if not isinstance(text, str):
+                    raise TypeError(f"a store's id and streams' names are text, not {shown(text)}")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidRequestError(f"this can't be a cut; take one of stream.tail(), store.cut() or Cut.parse(): {error}") from error
         object.__setattr__(self, "streams", MappingProxyType(dict(sorted(frozen.items()))))
 
     def __str__(self) -> str:
@@ -47,12 +54,12 @@ class Cut:
         try:
             fields = json.loads(text)
             streams = {
-                name: StreamCut(_integer(part["id"]), {_integer(int(key)): _integer(value) for key, value in part["segments"].items()})
+                name: StreamCut(part["id"], {int(key): value for key, value in part["segments"].items()})
                 for name, part in fields["streams"].items()
             }
             return cls(str(fields["store"]), streams)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise InvalidRequestError(f"this is not the text of a cut: {text!r:.200}") from error
+            raise InvalidRequestError(f"this is not the text of a cut: {shown(text)}") from error
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cut) and str(self) == str(other)
@@ -67,10 +74,14 @@ class Cut:
         return Cut.parse, (str(self),)
 
 
+def _frozen(id: int, segments: Mapping[int, int]) -> StreamCut:
+    numbers = {_integer(segment): _integer(number) for segment, number in segments.items()}
+    return StreamCut(_integer(id), MappingProxyType(dict(sorted(numbers.items()))))
+
+
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"not a position: {value!r}")
-    return value
+    # A cut may lie behind the last number that there can be.
+    return check_whole(value, "an id, and each number in a cut,", most=MOST + 1)
 
 
 class Span(NamedTuple):

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from headwater.errors import InvalidRequestError
+from headwater.model.arguments import check_whole, items_of, shown
 from headwater.model.limits import OPEN_SEGMENTS
 from headwater.model.names import parse_word
 
@@ -16,9 +17,9 @@ from headwater.model.names import parse_word
 _MOST_PER_SECOND = 10**15
 
 
-def _at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidRequestError(f"{name} is a whole number of at least {least}, not {value!r}")
+def _check_age(seconds: Any) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= timedelta.max.total_seconds():
+        raise InvalidRequestError(f"the age in a retention is a number of seconds above 0, as a timedelta has, not {shown(seconds)}")
 
 
 @dataclass(frozen=True)
@@ -31,36 +32,32 @@ class Scaling:
     min_segments: int = 1
     max_segments: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in ("fixed", "event_rate", "data_rate"):
+            raise InvalidRequestError(
+                f"scaling is made with hw.Scaling.fixed, by_event_rate or by_data_rate: there is no {shown(self.kind)}"
+            )
+        is_fixed = self.kind == "fixed"
+        check_whole(self.target, "a target rate", 0 if is_fixed else 1, _MOST_PER_SECOND)
+        check_whole(self.factor, "factor", 2)
+        check_whole(self.min_segments, "a fixed number of segments" if is_fixed else "min_segments", 1, OPEN_SEGMENTS)
+        if self.max_segments is not None:
+            check_whole(self.max_segments, "max_segments", self.min_segments)
+
     @classmethod
     def fixed(cls, segments: int) -> Scaling:
         """A number of segments that changes only by hand."""
-        _at_least("a fixed number of segments", segments, 1)
-        if segments > OPEN_SEGMENTS:
-            raise InvalidRequestError(f"a stream may have {OPEN_SEGMENTS:,} open segments, not {segments:,}")
         return cls("fixed", min_segments=segments)
 
     @classmethod
     def by_event_rate(cls, per_second: int, factor: int = 2, min_segments: int = 1, max_segments: int | None = None) -> Scaling:
         """Split segments that get more events per second than this, merge those that get far fewer."""
-        return cls._by_rate("event_rate", per_second, factor, min_segments, max_segments)
+        return cls("event_rate", per_second, factor, min_segments, max_segments)
 
     @classmethod
     def by_data_rate(cls, bytes_per_second: int, factor: int = 2, min_segments: int = 1, max_segments: int | None = None) -> Scaling:
         """Split segments that get more bytes per second than this, merge those that get far fewer."""
-        return cls._by_rate("data_rate", bytes_per_second, factor, min_segments, max_segments)
-
-    @classmethod
-    def _by_rate(cls, kind: str, target: int, factor: int, min_segments: int, max_segments: int | None) -> Scaling:
-        _at_least("a target rate", target, 1)
-        if target > _MOST_PER_SECOND:
-            raise InvalidRequestError(f"a target rate is at most {_MOST_PER_SECOND:,} a second, not {target:,}")
-        _at_least("factor", factor, 2)
-        _at_least("min_segments", min_segments, 1)
-        if min_segments > OPEN_SEGMENTS:
-            raise InvalidRequestError(f"a stream may have {OPEN_SEGMENTS:,} open segments, not {min_segments:,}")
-        if max_segments is not None:
-            _at_least("max_segments", max_segments, min_segments)
-        return cls(kind, target, factor, min_segments, max_segments)
+        return cls("data_rate", bytes_per_second, factor, min_segments, max_segments)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -79,6 +76,20 @@ class Retention:
     bytes: int | None = None
     groups: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in ("forever", "time", "size", "consumption"):
+            raise InvalidRequestError(
+                f"retention is made with hw.Retention.forever, by_time, by_size or by_consumption: there is no {shown(self.kind)}"
+            )
+        if self.seconds is not None or self.kind == "time":
+            _check_age(self.seconds)
+        if self.bytes is not None or self.kind == "size":
+            check_whole(self.bytes, "the size in a retention", 1)
+        names = items_of(self.groups, "what a retention waits for", "reader groups")
+        object.__setattr__(self, "groups", tuple(parse_word(name, "reader group") for name in names))
+        if not self.groups and self.kind == "consumption":
+            raise InvalidRequestError("retention by consumption takes a list of one or more reader groups")
+
     @classmethod
     def forever(cls) -> Retention:
         """Nothing goes but by `truncate`."""
@@ -88,31 +99,25 @@ class Retention:
     def by_time(cls, age: timedelta) -> Retention:
         """Events appended longer ago than `age` may go."""
         if not isinstance(age, timedelta) or age <= timedelta(0):
-            raise InvalidRequestError(f"retention by time takes a timedelta above zero, not {age!r}")
+            raise InvalidRequestError(f"retention by time takes a timedelta above zero, not {shown(age)}")
         return cls("time", seconds=age.total_seconds())
 
     @classmethod
     def by_size(cls, bytes: int) -> Retention:
         """The oldest events may go while the stream holds more than this many bytes."""
-        _at_least("retention by size", bytes, 1)
         return cls("size", bytes=bytes)
 
     @classmethod
     def by_consumption(cls, groups: Iterable[str], max_size: int | None = None, max_age: timedelta | None = None) -> Retention:
         """What all these reader groups have read may go; past the hard limits also what they have not."""
-        if isinstance(groups, str) or not isinstance(groups, Iterable):
-            raise InvalidRequestError(f"retention by consumption takes a list of one or more reader groups, not {groups!r}")
-        names = tuple(parse_word(name, "reader group") for name in groups)
-        if not names:
-            raise InvalidRequestError("retention by consumption takes a list of one or more reader groups")
         if max_size is not None:
-            _at_least("max_size", max_size, 1)
-        return cls("consumption", cls.by_time(max_age).seconds if max_age is not None else None, max_size, names)
+            check_whole(max_size, "max_size", 1)
+        age = cls.by_time(max_age).seconds if max_age is not None else None
+        return cls("consumption", age, max_size, tuple(items_of(groups, "what a retention waits for", "reader groups")))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Retention:
-        fields = json.loads(text)
-        return cls(**{**fields, "groups": tuple(fields["groups"])})
+        return cls(**json.loads(text))
