@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from headwater.errors import InvalidRequestError
+from headwater.model.arguments import shown
 from headwater.model.columns import plain_column
 from headwater.model.limits import KEY_BYTES
 from headwater.model.rows import plain
@@ -46,7 +47,7 @@ def key_bytes(key: bytes | str | int | None) -> bytes | None:
     if isinstance(key, bytes | str | int):
         key = plain(key)  # an enum's member is its value
     if type(key) not in (bytes, str, int):
-        raise InvalidRequestError(f"a routing key is bytes, str, int or None, not {type(key).__name__}: {key!r}")
+        raise InvalidRequestError(f"a routing key is bytes, str, int or None, not {type(key).__name__}: {shown(key)}")
     try:
         data = key if type(key) is bytes else str(key).encode()
     except ValueError as error:  # half of a surrogate pair, or a number of thousands of digits
@@ -61,7 +62,9 @@ def key_column(column: pa.Array, name: str) -> pa.Array:
     try:
         column = plain_column(column)
         kind = column.type
-        if pa.types.is_binary(kind):
+        if pa.types.is_null(kind):
+            keys = column.cast(pa.binary())  # none of them has one
+        elif pa.types.is_binary(kind):
             keys = column
         elif pa.types.is_string(kind):
             keys = column.view(pa.binary())
