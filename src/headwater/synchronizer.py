@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headwater.catalog.flushes import Append
 from headwater.errors import ConditionFailedError, InvalidRequestError, OutcomeUnknownError, TruncatedError, UnavailableError
+from headwater.model.arguments import MOST, check_callable, shown
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import OPAQUE
 from headwater.segments.block import Chunk
@@ -23,6 +24,8 @@ from headwater.streams import cuts, reading, truncation
 
 S = TypeVar("S")
 U = TypeVar("U")
+#: What tells that a value has no JSON text: its type, NaN or a number without end, itself within it, or too much within each other.
+_NO_JSON = (TypeError, ValueError, RecursionError)
 
 
 class Revision(int):
@@ -191,6 +194,7 @@ class Synchronizer(Generic[S, U]):
 
         An empty list changes nothing. What `decide` raises is raised, and nothing changes: it is given a copy.
         """
+        check_callable(decide, "what decides on an update")
         while True:
             with self._lock:
                 self._fetch()
@@ -240,24 +244,31 @@ class Synchronizer(Generic[S, U]):
             return self._log._ref, block.inline(0), int(self._revision)
 
 
+def check_rules(initial: Any, apply: Any) -> None:
+    """Refuse what no state can begin with or go on by, before there is a stream for it."""
+    _json_copy(initial, "the initial state")
+    check_callable(apply, "apply")
+
+
 def _check_revision(value: Any, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidRequestError(f"{what} is a Revision, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+        raise InvalidRequestError(f"{what} is a Revision, not {shown(value)}")
 
 
 def _dumped(updates: Any) -> bytes:
     if not isinstance(updates, list | tuple):
-        raise InvalidRequestError(f"updates of shared state are given as a list, not {updates!r}")
+        raise InvalidRequestError(f"updates of shared state are given as a list, not {shown(updates)}")
     try:
-        return json.dumps({"updates": updates}).encode()
-    except (TypeError, ValueError) as error:
+        text = json.dumps({"updates": updates}, allow_nan=False)
+    except _NO_JSON as error:
         raise InvalidRequestError(f"updates of shared state are JSON values: {error}") from error
+    return _checked(text)
 
 
 def _json_copy(value: Any, what: str) -> Any:
     try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except _NO_JSON as error:
         raise InvalidRequestError(f"{what} is a JSON value: {error}") from error
 
 
@@ -282,4 +293,4 @@ def _chunk(values: list[bytes]) -> Chunk:
     return Chunk(pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], schema=OPAQUE), None, None)
 
 
-__all__ = ["Revision", "Revisioned", "Synchronizer"]
+__all__ = ["Revision", "Revisioned", "Synchronizer", "check_rules"]
