@@ -10,6 +10,7 @@ from typing import Any
 from headwater.catalog import segments
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
 from headwater.lanewriter import LaneWriter
+from headwater.model.arguments import MOST, shown
 from headwater.model.cuts import Cut
 from headwater.model.limits import MIB
 from headwater.segments.engine import Engine
@@ -19,6 +20,7 @@ from headwater.streams import cuts
 from headwater.streams.cuts import Place
 
 _PIECE_BYTES = 8 * MIB
+_READ_BYTES = 64 * MIB
 
 
 class ByteWriter(LaneWriter):
@@ -76,15 +78,16 @@ class ByteReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to an offset. TruncatedError if it lies before the head; behind the tail there is nothing to read yet."""
         row = self._row()
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: row.tail}.get(whence)
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: row.tail}
+        base = bases.get(whence) if isinstance(whence, int) else None
         if base is None:
-            raise InvalidRequestError(f"seek goes from the start (0), the present offset (1) or the end (2), not {whence!r}")
+            raise InvalidRequestError(f"seek goes from the start (0), the present offset (1) or the end (2), not {shown(whence)}")
         try:
             target = base + operator.index(offset)
         except TypeError:
-            raise InvalidRequestError(f"an offset in a byte stream is a whole number, not {offset!r}") from None
-        if target < 0:
-            raise InvalidRequestError(f"there is no offset {target} in a byte stream")
+            raise InvalidRequestError(f"an offset in a byte stream is a whole number, not {shown(offset)}") from None
+        if not 0 <= target <= MOST:
+            raise InvalidRequestError(f"there is no offset {shown(target)} in a byte stream")
         if target < row.head:
             raise TruncatedError(
                 f"offset {target} of {self._stream.name} was truncated; its head is {row.head}", cuts.head(self._engine, self._stream)
@@ -92,10 +95,26 @@ class ByteReader(io.RawIOBase):
         self._offset = target
         return target
 
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Up to `size` bytes, as many as are at hand; all to the tail as of now if it is negative or None. b"" at the tail."""
+        if size is None:
+            return self.readall()
+        try:
+            # More are never at hand, and room for them would be made.
+            most = min(operator.index(size), _READ_BYTES)
+        except TypeError:
+            raise InvalidRequestError(f"how much to read is a whole number of bytes, not {shown(size)}") from None
+        return super().read(max(most, -1)) or b""
+
     def readinto(self, buffer: Any) -> int:
         if self.closed:
             raise InvalidRequestError("this reader is closed")
-        target = memoryview(buffer).cast("B")
+        try:
+            target = memoryview(buffer).cast("B")
+        except TypeError as error:
+            raise InvalidRequestError(f"bytes are read into a bytearray or the like: {error}") from None
+        if target.readonly:
+            raise InvalidRequestError(f"bytes are read into a bytearray or the like, not into {type(buffer).__name__}: it can't be changed")
         if not len(target):
             return 0
         at = self._offset - self._block_start
