@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headwater.catalog.extents import PARQUET
 from headwater.errors import InvalidRequestError, TruncatedError
+from headwater.model.arguments import MOST, check_whole, shown
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import PREFETCH_BYTES
 from headwater.model.names import parse_stream_name
@@ -34,6 +35,14 @@ class SegmentRange:
     bytes: int = field(default=0, repr=False, compare=False)
     keys: KeyRange = field(default=WHOLE, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        check_whole(self.segment, "a segment's number", most=MOST)
+        check_whole(self.start, "the start of a range", most=MOST)
+        check_whole(self.end, "the end of a range", most=MOST)
+        if self.start > self.end:
+            raise InvalidRequestError(f"a range ends at its start or behind it: the start {self.start:,} lies behind the end {self.end:,}")
+        check_whole(self.stream_id, "a stream's id", most=MOST)
+
     @property
     def count(self) -> int:
         return self.end - self.start
@@ -43,9 +52,8 @@ class SegmentRange:
 
         About `prefetch_bytes` are fetched ahead; a batch has up to a quarter of that, and at least one block or row group.
         """
-        if isinstance(prefetch_bytes, bool) or not isinstance(prefetch_bytes, int) or prefetch_bytes < 1:
-            raise InvalidRequestError(f"prefetch_bytes is a whole number of bytes, at least 1, not {prefetch_bytes!r}")
-        engine = self.store._engine
+        check_whole(prefetch_bytes, "prefetch_bytes", 1)
+        engine = self._engine
         stream, row, planned = open_range(engine, parse_stream_name(self.stream), self.stream_id, self.segment, self.start, self.end)
         names = check_columns(stream, columns)
         if row is None or not cuts.is_kept(engine, stream, row, self.start, self.end):
@@ -62,8 +70,15 @@ class SegmentRange:
         stream = self._open_stream()
         return pa.Table.from_batches(self.to_batches(columns), schema=batch_schema(stream, check_columns(stream, columns)))
 
+    @property
+    def _engine(self) -> Engine:
+        engine = getattr(self.store, "_engine", None)
+        if not isinstance(engine, Engine):
+            raise InvalidRequestError(f"a range is read from its open store, not from {shown(self.store)}: make it with stream.range()")
+        return engine
+
     def _open_stream(self) -> StreamRef:
-        stream = open_stream(self.store._engine, parse_stream_name(self.stream))
+        stream = open_stream(self._engine, parse_stream_name(self.stream))
         if stream.id != self.stream_id:
             raise another_has_its_name(self.stream)
         return stream

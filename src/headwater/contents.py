@@ -109,7 +109,11 @@ class Contents:
     # What is given.
 
     def write(self, stream: str, value: bytes | str | Mapping[str, Any], key: bytes | str | int | None, time: datetime | None) -> None:
-        events = self._events.get(stream) or self._events_of(stream)
+        try:
+            events = self._events.get(stream) or self._events_of(stream)
+        except TypeError:
+            parse_stream_name(stream)  # A list can't be looked for.
+            raise
         if type(value) is bytes and events.is_opaque and time is None and len(value) <= EVENT_BYTES:
             routing_key = key_bytes(key)
             self.room -= len(value) + len(routing_key or b"") + EVENT_OVERHEAD_BYTES
@@ -165,6 +169,8 @@ class Contents:
     # The streams it is for.
 
     def _events_of(self, name: str) -> _Events:
+        if not isinstance(name, str):
+            parse_stream_name(name)
         found = self._events.get(name)
         if found is None:
             ref = self._ref(name, "events")
@@ -184,6 +190,8 @@ class Contents:
             return events, check(events)
 
     def _ref(self, name: str, kind: str) -> StreamRef:
+        if not isinstance(name, str):
+            parse_stream_name(name)
         ref = self._refs.get(name)
         if ref is None:
             ref = self._router.remembered(name) if kind == "events" and self.may_remember else None

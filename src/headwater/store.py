@@ -23,6 +23,7 @@ from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
+from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
 from headwater.model.cuts import Cut
 from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name, parse_word
@@ -31,7 +32,7 @@ from headwater.readers.group import ReaderGroup, open_group
 from headwater.readers.reader import Reader
 from headwater.runtime.clock import from_datetime, to_datetime
 from headwater.runtime.heart import Heart
-from headwater.segments.engine import Engine, check_time
+from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
@@ -42,7 +43,7 @@ from headwater.streams import cuts, forks, lifecycle, steps, truncation
 from headwater.streams.autoscaling import ScalingReport, scale_streams
 from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
-from headwater.synchronizer import Revisioned, Synchronizer
+from headwater.synchronizer import Revisioned, Synchronizer, check_rules
 from headwater.tables import TABLE_SCHEMA, Table
 from headwater.transactions import Commits, Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner
 from headwater.writer import Writer
@@ -73,16 +74,19 @@ def open(
     """
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
-        raise InvalidRequestError(f"the address of a store is a path or URL, not {url!r}")
+        raise InvalidRequestError(f"the address of a store is a path or URL, not {shown(url)}")
     if catalog is not None and not (isinstance(catalog, str) and catalog.startswith(("postgresql://", "postgres://"))):
         raise InvalidRequestError(
-            f"a catalog is given as postgresql://..., not {catalog!r}; without one, SQLite in the store's directory is used"
+            f"a catalog is given as postgresql://..., not {shown(catalog)}; without one, SQLite in the store's directory is used"
         )
+    check_flag(create, "create")
+    check_flag(upkeep, "upkeep")
+    _check_options(storage_options)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme == "memory":
         if catalog is not None:
             raise InvalidRequestError("a store in memory has its own catalog: leave out `catalog`")
-        database, storage = _open_memory(rest, create)
+        database, storage = _open_memory(rest, create, storage_options or {})
     elif scheme == "file":
         path = text = os.path.abspath(parse_file_url(text) if "://" in text else _expand_home(text))
         _check_directory(path, create)
@@ -110,14 +114,20 @@ def open(
     return Store(text, catalog, storage_options, Engine(store_id, database, storage), upkeep=upkeep)
 
 
+def _check_options(options: Any) -> None:
+    if options is not None and not (isinstance(options, dict) and all(isinstance(text, str) for item in options.items() for text in item)):
+        # Not shown: they may hold a password.
+        raise InvalidRequestError("storage_options is a dict of texts by their names, like {'region': 'eu-central-1'}; these are not")
+
+
 def _expand_home(path: str) -> str:
     return os.path.expanduser(path) if path == "~" or path.startswith("~/") else path
 
 
-def _open_memory(name: str, create: bool) -> tuple[Database, Storage]:
+def _open_memory(name: str, create: bool, options: dict[str, str]) -> tuple[Database, Storage]:
     with _memory_lock:
+        storage = open_storage(f"memory://{name}", options)
         if name not in _memory:
-            storage = open_storage(f"memory://{name}", {})
             if not create:
                 raise NotFoundError(f"there is no headwater store at memory://{name}")
             _memory[name] = SqliteDatabase(":memory:"), storage
@@ -256,6 +266,8 @@ class Store:
 
         AlreadyExistsError if the name is taken; with `exist_ok` only if kind or schema differ.
         """
+        lifecycle.check_kind(kind)
+        check_flag(exist_ok, "exist_ok")
         ref = lifecycle.create_stream(
             self._engine,
             name,
@@ -283,6 +295,7 @@ class Store:
 
         `seal` seals an open one in the same step: if the deletion is refused, because a tag keeps the stream, nothing changes.
         """
+        check_flag(seal, "seal")
         lifecycle.delete_stream(self._engine, parse_stream_name(name), seal=seal)
         self._router.forget_name(name)
         truncation.free_rows(self._engine)
@@ -311,8 +324,14 @@ class Store:
         to `piece_bytes` together. So reading a step's overlapping ranges one after the other, the others in parallel, keeps every key's
         order. TruncatedError if some of what lies behind `cut` is gone; `skip_truncated` goes on from what is left.
         """
+        cuts.check_cut(cut)
+        if end is not None:
+            cuts.check_cut(end)
         steps.check_limit(max_events, "max_events")
         steps.check_limit(max_bytes, "max_bytes")
+        check_flag(skip_truncated, "skip_truncated")
+        check_whole(piece_bytes, "piece_bytes")
+        wait = check_seconds(wait, "wait")
         refs = [lifecycle.open_stream(self._engine, parse_stream_name(name)) for name in cut.streams]
         arguments = (self.id, refs, cut, end, max_events, max_bytes, skip_truncated, piece_bytes)
         deadline = time.monotonic() + wait
@@ -362,7 +381,10 @@ class Store:
         Gives a report of each round, or None while another process has the lease.
         """
         self._check_open()
-        return self._upkeep.rounds(every)
+        seconds = check_seconds(every, "every")
+        if seconds < 0:
+            raise InvalidRequestError(f"every is a number of seconds that is not negative, not {shown(every)}")
+        return self._upkeep.rounds(seconds)
 
     @contextmanager
     def pause_upkeep(self) -> Iterator[None]:
@@ -408,7 +430,8 @@ class Store:
         """
         self._check_open()
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not 0 < lease <= 30 * 86400:
-            raise InvalidRequestError(f"a lease is a number of seconds above 0 and up to 30 days, not {lease!r}")
+            raise InvalidRequestError(f"a lease is a number of seconds above 0 and up to 30 days, not {shown(lease)}")
+        check_flag(auto_renew, "auto_renew")
         if marker is not None:
             check_marker(marker)
         return Transaction(self, self._router, lease=float(lease), auto_renew=auto_renew, marker=marker, resumed=None)
@@ -428,8 +451,8 @@ class Store:
 
     def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:
         """The newest transactions first."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit < 1 << 62:
-            raise InvalidRequestError(f"limit is a whole number that is not negative, not {limit!r}")
+        check_whole(limit, "limit", most=MOST)
+        check_flag(only_open, "only_open")
         return [
             TransactionInfo(
                 row.id,
@@ -473,6 +496,7 @@ class Store:
 
     def synchronizer(self, name: str, initial: S, apply: Callable[[S, U], S]) -> Synchronizer[S, U]:
         """Create or open state that many processes share; it is fetched once. All must give the same `initial` and `apply`."""
+        check_rules(initial, apply)
         synchronizer = Synchronizer(self.revisioned(name), initial, apply)
         synchronizer.fetch()
         return synchronizer

@@ -13,6 +13,7 @@ from headwater.bytestream import ByteReader, ByteWriter
 from headwater.catalog import segments, streams, writers
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.model.arguments import check_flag
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
 from headwater.model.keys import KEY_SPACE
@@ -155,8 +156,7 @@ class Stream:
 
     def truncate(self, cut: Cut) -> None:
         """Make everything before the cut unreadable, for good."""
-        if not isinstance(cut, Cut):
-            raise InvalidRequestError(f"a cut is needed here, as stream.tail() or stream.cut_at(time) give it, not {cut!r}")
+        cuts.check_cut(cut)
         truncation.truncate(self._store._engine, self._ref, cut)
 
     def fork(self, new_name: str, at: Place = None) -> Stream:
@@ -204,7 +204,7 @@ class Stream:
 
         `follow` goes on at the tail and waits for more; it ends only when the stream is sealed.
         """
-        if not follow:
+        if not check_flag(follow, "follow"):
             ref, found = self._between(start, end)
             return _events(reading.read_batches(self._store._engine, ref, found))
         if end is not None:
@@ -216,6 +216,7 @@ class Stream:
 
         TruncatedError if some of it is gone; with `skip_truncated`, what is left of it.
         """
+        check_flag(skip_truncated, "skip_truncated")
         ref = self._check_events()
         found = cuts.ranges(self._store._engine, ref, start, end, skip_truncated=skip_truncated)
         return [

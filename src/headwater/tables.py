@@ -11,6 +11,7 @@ from headwater.catalog import tables
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
+from headwater.model.arguments import MOST, check_flag, check_whole, shown
 from headwater.model.limits import OLD_TABLE_KEY_BYTES, TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.block import Chunk
 from headwater.segments.encoding import encode
@@ -90,7 +91,7 @@ class Table:
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, Entry]]:
         """The entries whose key begins with `prefix`, in the order of the keys' bytes. Each page is a look of its own."""
-        if prefix != "":
+        if not isinstance(prefix, str) or prefix:
             check_key(prefix)
         return self._items(prefix)
 
@@ -108,9 +109,9 @@ class Table:
 
         TruncatedError if changes behind `after` were truncated.
         """
-        if after is not None and (isinstance(after, bool) or not isinstance(after, int) or after < 0):
-            raise InvalidRequestError(f"after is a version, not {after!r}")
-        return self._changes(after, follow)
+        if after is not None:
+            check_whole(after, "the version in `after`", most=MOST)
+        return self._changes(after, check_flag(follow, "follow"))
 
     def _changes(self, after: int | None, follow: bool) -> Iterator[TableChange]:
         row = reading.get_single_segment(self._engine, self._ref)
@@ -149,7 +150,7 @@ def check_entry(key: str, value: bytes, version: int | None) -> None:
 def check_key(key: str, version: int | None = None, most_bytes: int = OLD_TABLE_KEY_BYTES) -> None:
     """Refuse a key that no table can have, or a version."""
     if not isinstance(key, str) or not key:
-        raise InvalidRequestError(f"a table's key is a str that is not empty, not {key!r}")
+        raise InvalidRequestError(f"a table's key is a str that is not empty, not {shown(key)}")
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
@@ -157,4 +158,4 @@ def check_key(key: str, version: int | None = None, most_bytes: int = OLD_TABLE_
     if size > most_bytes or "\0" in key:
         raise InvalidRequestError(f"a table's key has up to {TABLE_KEY_BYTES:,} bytes and no NUL; this one has {size:,} bytes")
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not ABSENT <= version < 1 << 62):
-        raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {version!r}")
+        raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {shown(version)}")

@@ -28,6 +28,7 @@ from headwater.errors import (
     TransactionEndedError,
     UnavailableError,
 )
+from headwater.model.arguments import MOST, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
 from headwater.model.markers import Marker
@@ -230,7 +231,7 @@ class Transaction:
         with self._lock:
             self._check_open()
             if not isinstance(synchronizer, Synchronizer):
-                raise InvalidRequestError(f"a transaction updates what store.synchronizer() returned, not {synchronizer!r}")
+                raise InvalidRequestError(f"a transaction updates what store.synchronizer() returned, not {shown(synchronizer)}")
             self._contents.update(*synchronizer.stage(self._engine.store_id, updates))
             self._given += 1
 
@@ -239,7 +240,7 @@ class Transaction:
 
         For work that is staged in parallel, where only some of the attempts shall count. TransactionEndedError if one ended before.
         """
-        others = [check_id(id) for id in ids]
+        others = [check_id(id) for id in items_of(ids, "what is taken over", "transactions' ids")]
         if self._id in others:
             raise InvalidRequestError(f"transaction {self._id} can't take over itself")
         if len(others) > ADOPTED_TRANSACTIONS:
@@ -256,7 +257,7 @@ class Transaction:
         with self._lock:
             self._check_open()
             if not isinstance(reader, Reader):
-                raise InvalidRequestError(f"a transaction commits the position of what group.reader() returned, not of {reader!r}")
+                raise InvalidRequestError(f"a transaction commits the position of what group.reader() returned, not of {shown(reader)}")
             earlier = next((moves for other, moves in self._readers if other is reader), {})
             change, moves = reader.stage_positions(self._engine.store_id, earlier)
             self._readers = [item for item in self._readers if item[0] is not reader]
@@ -492,19 +493,18 @@ def _places(batch: Batch) -> set[tuple[int, int]]:
 def check_id(id: Any) -> str:
     """A transaction's id itself, if it can be one."""
     if not isinstance(id, str) or not id.isalnum() or not id.isascii():
-        raise InvalidRequestError(f"a transaction is named by the text of its id, not {id!r}")
+        raise InvalidRequestError(f"a transaction is named by the text of its id, not {shown(id)}")
     return id
 
 
 def check_marker(marker: Any) -> None:
     """Refuse what is no marker, before anything is staged under it."""
     if not isinstance(marker, Marker):
-        raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {marker!r}")
+        raise InvalidRequestError(f"a marker is hw.Marker(owner, sequence), not {shown(marker)}")
     check_owner(marker.owner)
     if marker.fingerprint is not None:
         _check_printable(marker.fingerprint)
-    if isinstance(marker.sequence, bool) or not isinstance(marker.sequence, int) or not -(1 << 62) < marker.sequence < 1 << 62:
-        raise InvalidRequestError(f"a marker's sequence is a whole number, not {marker.sequence!r}")
+    check_whole(marker.sequence, "a marker's sequence", -MOST, MOST)
 
 
 def check_owner(owner: Any) -> None:
@@ -516,4 +516,4 @@ def check_owner(owner: Any) -> None:
 
 def _check_printable(text: Any) -> None:
     if not isinstance(text, str) or not text or not text.isprintable():
-        raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {text!r}")
+        raise InvalidRequestError(f"a marker's owner and fingerprint are text that can be printed, not {shown(text)}")

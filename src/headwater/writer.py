@@ -15,6 +15,7 @@ from headwater.batch import SegmentRange
 from headwater.catalog import watermarks
 from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.lanewriter import LaneWriter
+from headwater.model.arguments import MOST, check_seconds, check_time, check_whole, shown
 from headwater.model.columns import check_nested_nulls, check_values, largest_row, plain_column
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, NOTE_SECONDS
@@ -23,7 +24,6 @@ from headwater.model.rows import RowCheck, row_size
 from headwater.model.schemas import TIME, check_batch_schema
 from headwater.runtime import clock
 from headwater.segments.block import Chunk
-from headwater.segments.engine import check_time
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, RUN_BYTES, SMALL_BYTES, Lane, Run, StreamRef
 
@@ -58,6 +58,8 @@ class Ack:
 
         Raises what went wrong. After UnavailableError or TimeoutError the event is still buffered: ask again.
         """
+        if timeout is not None:
+            timeout = check_seconds(timeout, "timeout")
         run = self._run
         if run is not None:
             if not run.ended:
@@ -204,9 +206,7 @@ class Writer(LaneWriter):
             return None
         if number is None:
             return self._lane.given_number + 1
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 1 << 62:
-            raise InvalidRequestError(f"a source number is a whole number from 1 to 2**62, not {number!r}")
-        return number
+        return check_whole(number, "a source number", 1, MOST)
 
     def write_batch(self, batch: pa.RecordBatch | pa.Table, key: str | None = None, *, number: int | None = None) -> Ack:
         """Give an Arrow batch to be stored; up to 64 MiB of it are stored whole or not at all.
@@ -340,8 +340,8 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
         raise InvalidRequestError(f"this batch has a column twice: {names}")
     keys = times = None
     if key is not None:
-        if key not in names:
-            raise InvalidRequestError(f"the batch has no column {key!r} for the routing key; it has {', '.join(names)}")
+        if not isinstance(key, str) or key not in names:
+            raise InvalidRequestError(f"the batch has no column {shown(key)} for the routing key; it has {', '.join(names)}")
         keys = key_column(batch.column(key), key)
     elif "_key" in names:
         keys = key_column(batch.column("_key"), "_key")

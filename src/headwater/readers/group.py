@@ -12,6 +12,7 @@ from headwater.catalog.database import Tx
 from headwater.catalog.groups import Assigned, GroupRow
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnavailableError
+from headwater.model.arguments import check_seconds, items_of, shown
 from headwater.model.cuts import Cut, Span, StreamCut, is_before
 from headwater.model.keys import KEY_SPACE
 from headwater.model.limits import READER_SECONDS
@@ -82,8 +83,8 @@ class ReaderGroup:
 
         "auto" commits positions every 5 s and on a clean close; "manual" only with `commit` or in a transaction.
         """
-        if commit not in ("auto", "manual"):
-            raise InvalidRequestError(f"a reader commits 'auto' or 'manual', not {commit!r}")
+        if not isinstance(commit, str) or commit not in ("auto", "manual"):
+            raise InvalidRequestError(f"a reader commits 'auto' or 'manual', not {shown(commit)}")
         refs = {ref.id: ref for ref in self._refs()}
         reader = Reader(self._engine, self._row, refs, parse_word(id, "reader"), commit == "auto")
         self._store._heart.add(reader.beat, READER_SECONDS / 4)
@@ -112,6 +113,7 @@ class ReaderGroup:
 
         Readers are not stopped, and their committed positions stay as they are.
         """
+        timeout = check_seconds(timeout, "timeout")
         number = self._engine.write(groups.request_checkpoint, self._row.id)
         deadline = time.monotonic() + timeout
         while True:
@@ -203,9 +205,10 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
         if found is None:
             raise NotFoundError(f"there is no reader group {name!r}: give the streams it shall read to create it")
         return ReaderGroup(store, found)
-    if isinstance(streams, str) or not streams:
-        raise InvalidRequestError(f"a reader group takes a list of streams, not {streams!r}")
-    refs = [open_stream(engine, parse_stream_name(stream)) for stream in streams]
+    given = list(map(parse_stream_name, items_of(streams, "what a reader group reads", "streams")))
+    if not given:
+        raise InvalidRequestError("a reader group takes a list of one or more streams")
+    refs = [open_stream(engine, name) for name in given]
     for ref in refs:
         if ref.kind != "events":
             raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events")
@@ -214,9 +217,8 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
         if made is not None:
             return ReaderGroup(store, made)
     if set(found.streams) != {ref.id for ref in refs}:
-        raise AlreadyExistsError(
-            f"the reader group {name!r} exists and reads {', '.join(sorted(found.streams.values()))}, not {', '.join(sorted(streams))}"
-        )
+        reads, wanted = ", ".join(sorted(found.streams.values())), ", ".join(sorted(map(str, given)))
+        raise AlreadyExistsError(f"the reader group {name!r} exists and reads {reads}, not {wanted}")
     return ReaderGroup(store, found)
 
 

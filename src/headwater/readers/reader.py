@@ -29,6 +29,7 @@ from headwater.errors import (
     TruncatedError,
     UnavailableError,
 )
+from headwater.model.arguments import check_flag, check_seconds, check_whole
 from headwater.model.events import Event
 from headwater.model.limits import READER_SECONDS
 from headwater.segments.engine import Engine
@@ -91,6 +92,8 @@ class Reader:
         self._looked = 0.0
         self._looked_version = -1
         self._must_report = True
+        #: What the last `read` was told to wait, and its seconds.
+        self._given_timeout = self._timeout = 1.0
         self._generation, self._group_generation, self._checkpoint = engine.write_once(groups.join_group, group.id, id)
         self._auto_committed = self._seen = time.monotonic()
         self._is_closed = False
@@ -109,7 +112,10 @@ class Reader:
 
         A manual reader gets what follows a split or merge when all before it is committed: commit when there is none, at the latest.
         """
-        return self._hand_over(self._read, timeout)
+        # For each event, and nearly always the same: so it is checked once.
+        if timeout is not self._given_timeout:
+            self._timeout, self._given_timeout = check_seconds(timeout, "timeout"), timeout
+        return self._hand_over(self._read, self._timeout)
 
     def _hand_over(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What a read finds. After an error, a Ctrl-C too, none of it counts as handed out."""
@@ -149,9 +155,8 @@ class Reader:
 
     def read_batch(self, max_events: int = 65536, timeout: float = 1.0) -> pa.RecordBatch | None:
         """The next events of one segment, up to `max_events`, with `_key, _time, _stream, _segment, _number`; None if there are none."""
-        if isinstance(max_events, bool) or not isinstance(max_events, int) or max_events < 1:
-            raise InvalidRequestError(f"max_events is a whole number of at least 1, not {max_events!r}")
-        return self._hand_over(self._read_batch, max_events, timeout)
+        check_whole(max_events, "max_events", 1)
+        return self._hand_over(self._read_batch, max_events, check_seconds(timeout, "timeout"))
 
     def _read_batch(self, max_events: int, timeout: float) -> pa.RecordBatch | None:
         deadline = time.monotonic() + timeout
@@ -474,6 +479,7 @@ class Reader:
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group. An auto reader commits what it handed out; with `commit` false, or by an exception, it does not."""
+        check_flag(commit, "commit")
         self._is_leaving = True
         self._engine.changes.bump()
         with self._lock:

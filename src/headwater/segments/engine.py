@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -166,9 +165,3 @@ class _OneStatement:
 def schema_bytes(schema: pa.Schema) -> bytes:
     """A schema as the catalog keeps it."""
     return bytes(schema.serialize())
-
-
-def check_time(time: Any, what: str) -> None:
-    """Refuse a time without a zone."""
-    if not isinstance(time, datetime) or time.utcoffset() is None:
-        raise InvalidRequestError(f"{what} is a datetime with a zone (say, datetime.now(UTC)), not {time!r}")

@@ -20,6 +20,7 @@ from headwater.catalog import segments, tags
 from headwater.catalog.extents import PARQUET, Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
+from headwater.model.arguments import items_of, shown
 from headwater.model.events import Event, events_of
 from headwater.model.limits import MIB, PREFETCH_BYTES
 from headwater.model.positions import Position
@@ -181,17 +182,18 @@ def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]
     """The columns to read: those asked for, or all of the schema with `_key, _time, _segment, _number`."""
     if columns is None:
         return [*stream.schema.names, *_DEFAULT_METADATA]
-    if isinstance(columns, str):
-        raise InvalidRequestError(f"columns is a list of names, not the text {columns!r}")
-    if not columns:
-        raise InvalidRequestError("columns is empty: name at least one, or leave it out for all of them")
-    for name in columns:
+    wanted = []
+    known = {*stream.schema.names, *METADATA}
+    for name in items_of(columns, "columns", "names"):
         if not isinstance(name, str):
-            raise InvalidRequestError(f"columns is a list of names, of which {name!r} is none")
-        if name not in METADATA and stream.schema.get_field_index(name) < 0:
-            known = ", ".join([*stream.schema.names, *METADATA])
-            raise InvalidRequestError(f"stream {stream.name} has no column {name!r}; there are: {known}")
-    return list(columns)
+            raise InvalidRequestError(f"columns is a list of names, of which {shown(name)} is none")
+        if name not in known:
+            there = ", ".join([*stream.schema.names, *METADATA])
+            raise InvalidRequestError(f"stream {stream.name} has no column {shown(name)}; there are: {there}")
+        wanted.append(name)
+    if not wanted:
+        raise InvalidRequestError("columns is empty: name at least one, or leave it out for all of them")
+    return wanted
 
 
 def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:

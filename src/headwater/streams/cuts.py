@@ -6,17 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headwater.catalog import extents, segments, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.extents import InChunk
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
+from headwater.model.arguments import check_time, shown
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import clock
-from headwater.segments.engine import Engine, check_time
+from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 
 Place = Cut | datetime | str | None
@@ -206,19 +207,24 @@ def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int | InChunk
 def _resolve(store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
     if place is None:
         place = default
-    if place == "head":
+    if isinstance(place, str) and place == "head":
         return _head(rows)
-    if place == "tail":
+    if isinstance(place, str) and place == "tail":
         return _tail(rows)
     if isinstance(place, Cut):
         return cut_numbers(store_id, stream, rows, place)
-    raise InvalidRequestError(f"a place in a stream is a Cut, 'head', 'tail' or a datetime, not {place!r}")
+    raise InvalidRequestError(f"a place in a stream is a Cut, 'head', 'tail' or a datetime, not {shown(place)}")
+
+
+def check_cut(cut: Any) -> None:
+    """Refuse what is no cut, where no other place will do."""
+    if not isinstance(cut, Cut):
+        raise InvalidRequestError(f"a cut is needed here, as stream.tail() or stream.cut_at(time) give it, not {shown(cut)}")
 
 
 def cut_numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> dict[int, int]:
     """A cut's numbers for this stream, if it is a cut of this stream."""
-    if not isinstance(cut, Cut):
-        raise InvalidRequestError(f"a cut is needed here, not {cut!r}")
+    check_cut(cut)
     if cut.store != store_id:
         raise InvalidRequestError(f"this cut is of another store ({cut.store}), not of this one ({store_id})")
     part = cut.streams.get(stream.name)
@@ -251,7 +257,7 @@ def _ranges(
 ) -> list[Range]:
     rows = _rows_in(tx, stream)
     upper = _resolve(store_id, stream, rows, end, "tail")
-    lower = _tagged_head(tx, stream, upper) if may_be_tagged and start in (None, "head") else None
+    lower = _tagged_head(tx, stream, upper) if may_be_tagged and (start is None or (isinstance(start, str) and start == "head")) else None
     if lower is None:
         lower = _resolve(store_id, stream, rows, start, "head")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headwater.catalog import segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
+from headwater.model.arguments import shown
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import HOLD_SECONDS
 from headwater.model.names import parse_stream_name, parse_word
@@ -44,7 +45,7 @@ def tag(engine: Engine, name: str, cut: Cut) -> None:
     """Name a cut: what is readable before it now stays so, also after a truncation, until `untag`."""
     parse_word(name, "tag")
     if not isinstance(cut, Cut) or not cut.streams:
-        raise InvalidRequestError(f"a tag names a cut of one or more streams, not {cut!r}")
+        raise InvalidRequestError(f"a tag names a cut of one or more streams, not {shown(cut)}")
     refs = [open_stream(engine, parse_stream_name(stream)) for stream in cut.streams]
 
     def work(tx: Tx) -> bool:
@@ -71,7 +72,9 @@ def hold(engine: Engine, name: str, start: Cut | None, end: Cut, seconds: float)
     """
     parse_word(name, "hold")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not abs(seconds) <= HOLD_SECONDS:
-        raise InvalidRequestError(f"a hold is for a number of seconds, up to {HOLD_SECONDS / 86400:g} days, not {seconds!r}")
+        raise InvalidRequestError(f"a hold is for a number of seconds, up to {HOLD_SECONDS / 86400:g} days, not {shown(seconds)}")
+    for cut in (start, end) if start is not None else (end,):
+        cuts.check_cut(cut)
     refs = [open_stream(engine, parse_stream_name(stream)) for stream in end.streams]
 
     def work(tx: Tx) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,6 +13,7 @@ from headwater.catalog.extents import Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
+from headwater.model.arguments import items_of, shown
 from headwater.model.names import StreamName, parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.schemas import OPAQUE, check_schema, difference, evolve, is_opaque
@@ -36,8 +38,6 @@ def create_stream(
 ) -> StreamRef:
     """The new stream; with `exist_ok`, an existing one of the same kind and schema."""
     parsed = parse_stream_name(name)
-    if kind not in KINDS and kind not in INNER_KINDS:
-        raise InvalidRequestError(f"a stream is of kind 'events' or 'bytes', not {kind!r}")
     check_policies(scaling, retention)
     if kind == "bytes" and (schema is not None or scaling != Scaling.fixed(1)):
         raise InvalidRequestError("a byte stream has no schema and one segment")
@@ -73,10 +73,14 @@ def check_policies(scaling: Scaling | None, retention: Retention | None) -> None
         raise InvalidRequestError(f"retention is made with hw.Retention, not {type(retention).__name__}")
 
 
+def check_kind(kind: Any) -> None:
+    """Refuse what no caller can create: the streams that others are made of come with them."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InvalidRequestError(f"a stream is of kind 'events' or 'bytes', not {shown(kind)}")
+
+
 def check_labels(labels: Collection[str]) -> tuple[str, ...]:
-    if isinstance(labels, str):
-        raise InvalidRequestError(f"labels is a list of words, not the text {labels!r}")
-    return tuple(parse_word(label, "label") for label in labels)
+    return tuple(parse_word(label, "label") for label in items_of(labels, "labels", "words"))
 
 
 def open_stream(engine: Engine, name: StreamName) -> StreamRef:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import Any
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.model.arguments import MOST, check_whole, items_of, shown
 from headwater.model.keys import KeyRange
 from headwater.model.limits import OPEN_SEGMENTS
 from headwater.runtime import failpoints
@@ -19,10 +19,8 @@ from headwater.segments.lanes import StreamRef
 
 def split(engine: Engine, stream: StreamRef, number: int, parts: int) -> list[SegmentRow]:
     """Replace one open segment by `parts` equal ones; returns them."""
-    if isinstance(parts, bool) or not isinstance(parts, int) or not 2 <= parts <= OPEN_SEGMENTS:
-        raise InvalidRequestError(f"a segment is split into 2 to {OPEN_SEGMENTS:,} parts, not {parts!r}")
-    if not _is_number(number):
-        raise InvalidRequestError(f"a segment is named by its number, not {number!r}")
+    check_whole(parts, "the parts that a segment is split into", 2, OPEN_SEGMENTS)
+    check_whole(number, "a segment's number", most=MOST)
 
     def ranges(rows: list[SegmentRow]) -> list[KeyRange]:
         if rows[0].keys.end - rows[0].keys.start < parts:
@@ -34,23 +32,21 @@ def split(engine: Engine, stream: StreamRef, number: int, parts: int) -> list[Se
 
 def merge(engine: Engine, stream: StreamRef, numbers: Collection[int]) -> list[SegmentRow]:
     """Replace open neighbours by one segment; returns it in a list."""
-    if not isinstance(numbers, Collection) or not all(map(_is_number, numbers)) or len(set(numbers)) < 2:
-        raise InvalidRequestError(f"a merge takes the numbers of two or more segments, not {numbers!r}")
+    items = items_of(numbers, "what is merged", "the numbers of two or more segments")
+    given = [check_whole(number, "each of the two or more segments' numbers", most=MOST) for number in items]
+    if len(set(given)) < 2:
+        raise InvalidRequestError(f"a merge takes the numbers of two or more segments, not {shown(numbers)}")
 
     def ranges(rows: list[SegmentRow]) -> list[KeyRange]:
         ordered = sorted(row.keys for row in rows)
         for left, right in pairwise(ordered):
             if left.end != right.start:
                 raise InvalidRequestError(
-                    f"segments {sorted(set(numbers))} of {stream.name} are not neighbours: only neighbours can be merged"
+                    f"segments {sorted(set(given))} of {stream.name} are not neighbours: only neighbours can be merged"
                 )
         return [KeyRange(ordered[0].start, ordered[-1].end)]
 
-    return _replace(engine, stream, sorted(set(numbers)), ranges)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+    return _replace(engine, stream, sorted(set(given)), ranges)
 
 
 def _replace(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from headwater.catalog import extents, segments
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
+from headwater.errors import NotFoundError, TruncatedError
+from headwater.model.arguments import check_whole
 from headwater.model.cuts import Cut, StreamCut, first_spans, is_before, last_spans
 from headwater.model.limits import MIB
 from headwater.segments.lanes import StreamRef
@@ -236,5 +237,5 @@ def describe_loss(name: str, rows: Sequence[SegmentRow], lower: dict[int, int]) 
 
 
 def check_limit(value: int | None, what: str) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise InvalidRequestError(f"{what} is a whole number above 0, not {value!r}")
+    if value is not None:
+        check_whole(value, what, 1)
