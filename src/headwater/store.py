@@ -115,9 +115,11 @@ def open(
 
 
 def _check_options(options: Any) -> None:
-    if options is not None and not (isinstance(options, dict) and all(isinstance(text, str) for item in options.items() for text in item)):
+    if options is None:
+        return
+    if not isinstance(options, dict) or not all(isinstance(name, str) and isinstance(value, str | bool) for name, value in options.items()):
         # Not shown: they may hold a password.
-        raise InvalidRequestError("storage_options is a dict of texts by their names, like {'region': 'eu-central-1'}; these are not")
+        raise InvalidRequestError("storage_options is a dict of texts or flags by their names, like {'region': 'us-east-1'}; these are not")
 
 
 def _expand_home(path: str) -> str:

@@ -202,7 +202,7 @@ CALLS: dict[str, tuple[Callable[[hw.Store, Any], object], list[Any], str]] = {
     "open(storage_options)": (
         lambda s, x: hw.open("memory://flags", storage_options=x),
         [5, "", [], "region", [("region", "x")], {"region": 5}, {5: "x"}],
-        "storage_options is a dict of texts",
+        "storage_options is a dict of texts or flags",
     ),
     "open(storage_options) in memory": (
         lambda s, x: hw.open("memory://flags", storage_options=x),
