@@ -60,6 +60,18 @@ def test_a_reader_that_stops_reading_ends_the_command_without_a_word(url: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["list", "describe", "describe a/b", "scaling a/b", "check", "split a/b 0", "upkeep --once"])
+def test_a_pipe_that_is_closed_already_is_no_error(url: str, command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([*COMMAND, *command.split(), "-s", url], stdout=writing, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

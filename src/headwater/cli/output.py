@@ -22,10 +22,21 @@ _BAR_CELLS = 32
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
+class _Console(Console):
+    """Leaves a pipe that was closed to the command, where it is no error; Rich would end the process with 1."""
+
+    def on_broken_pipe(self) -> None:
+        if not self.stderr:
+            raise BrokenPipeError
+        # Nobody reads how it goes on; what it does is still wanted.
+        self.quiet = True
+
+
 def console(stderr: bool = False) -> Console:
     """For people: plain and wide where there is no terminal, so that lines stay whole for grep."""
     file = sys.stderr if stderr else sys.stdout
-    return Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if file.isatty() else _PIPE_WIDTH)
+    width = None if file.isatty() else _PIPE_WIDTH
+    return _Console(stderr=stderr, file=file, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
