@@ -23,15 +23,23 @@ _PIECE_BYTES = 8 * MIB
 _READ_BYTES = 64 * MIB
 
 
-class ByteWriter(LaneWriter):
-    """Appends bytes to a byte stream. `write` buffers; `flush` returns when all is durable."""
+class ByteWriter(LaneWriter, io.RawIOBase):
+    """Appends bytes to a byte stream. `write` buffers; `flush` returns when all is durable. A raw file, for what writes to files."""
 
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Give bytes to be stored; returns how many. Blocks while this process has as much waiting as it may."""
+    @property
+    def closed(self) -> bool:
+        return self._is_closed
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """Give bytes, or what has a buffer, to be stored; returns how many. Blocks while this process has as much waiting as it may."""
         self._check_open()
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise InvalidRequestError(f"a byte stream takes bytes, not {type(data).__name__}")
-        content = bytes(data)
+        try:
+            content = data if type(data) is bytes else bytes(memoryview(data))
+        except TypeError:
+            raise InvalidRequestError(f"a byte stream takes bytes, not {type(data).__name__}") from None
         for start in range(0, len(content), _PIECE_BYTES):
             piece = content if len(content) <= _PIECE_BYTES else content[start : start + _PIECE_BYTES]
             self._flusher.wait_for_room()
@@ -66,6 +74,10 @@ class ByteReader(io.RawIOBase):
             raise NotFoundError(f"stream {self._stream.name} was deleted")
         return rows[0]
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise InvalidRequestError("this reader is closed")
+
     def readable(self) -> bool:
         return True
 
@@ -73,10 +85,12 @@ class ByteReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
+        self._check_open()
         return self._offset
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to an offset. TruncatedError if it lies before the head; behind the tail there is nothing to read yet."""
+        self._check_open()
         row = self._row()
         bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: row.tail}
         base = bases.get(whence) if isinstance(whence, int) else None
@@ -107,8 +121,7 @@ class ByteReader(io.RawIOBase):
         return super().read(max(most, -1)) or b""
 
     def readinto(self, buffer: Any) -> int:
-        if self.closed:
-            raise InvalidRequestError("this reader is closed")
+        self._check_open()
         try:
             target = memoryview(buffer).cast("B")
         except TypeError as error:

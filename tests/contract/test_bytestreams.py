@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import io
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headwater as hw
@@ -46,6 +49,44 @@ def test_what_is_written_is_read_from_any_offset(stream: hw.Stream) -> None:
     assert stream.byte_reader(start=6).readall() == b"world"
     assert dict(stream.tail().streams["a/bytes"].segments) == {0: 11}
     assert (stream.segments()[0].events, stream.segments()[0].bytes) == (11, 11)
+
+
+def test_a_writer_is_a_raw_file_for_what_writes_to_files(stream: hw.Stream) -> None:
+    writer = stream.byte_writer()
+    assert isinstance(writer, io.RawIOBase) and writer.writable() and not writer.readable() and not writer.seekable()
+    writer.writelines([b"one,", b"two\n"])
+    shutil.copyfileobj(io.BytesIO(b"copied\n"), writer)
+    buffered = io.BufferedWriter(writer)
+    buffered.write(b"buffered\n")
+    buffered.detach().flush()
+    assert stream.byte_reader().readlines() == [b"one,two\n", b"copied\n", b"buffered\n"]
+    assert writer.write(array.array("H", [1, 2])) == 4
+    with pa.PythonFile(writer, mode="w") as arrow:
+        arrow.write(b"arrow\n")
+    assert writer.closed and stream.byte_reader().read().endswith(b"arrow\n")
+    with io.TextIOWrapper(io.BufferedWriter(stream.byte_writer()), encoding="utf-8") as text:
+        print("télé", file=text)
+    assert stream.byte_reader().read().endswith("télé\n".encode())
+    with pytest.raises(hw.InvalidRequestError, match="closed"):
+        writer.write(b"x")
+
+
+def test_a_closed_reader_says_so(stream: hw.Stream) -> None:
+    reader = stream.byte_reader()
+    reader.close()
+    for call in (reader.read, reader.tell, lambda: reader.seek(0), lambda: reader.readinto(bytearray(1))):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+def test_an_abandoned_writer_of_bytes_warns_and_its_bytes_are_stored(store: hw.Store, stream: hw.Stream) -> None:
+    writer = stream.byte_writer()
+    writer.write(b"all of it")
+    with pytest.warns(ResourceWarning, match="a writer of a/bytes was abandoned"):
+        del writer
+    store.close()
+    with hw.open(store.address[0], catalog=store.address[1]) as again:
+        assert again.stream("a/bytes").byte_reader().read() == b"all of it"
 
 
 def test_a_reader_is_a_raw_file_that_can_seek(stream: hw.Stream) -> None:
