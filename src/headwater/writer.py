@@ -16,7 +16,7 @@ from headwater.catalog import watermarks
 from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.lanewriter import LaneWriter
 from headwater.model.arguments import MOST, check_seconds, check_time, check_whole, shown
-from headwater.model.columns import check_nested_nulls, check_values, largest_row, plain_column
+from headwater.model.columns import check_nested_nulls, check_values, data_bytes, largest_row, plain_column
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, NOTE_SECONDS
 from headwater.model.positions import Position
@@ -221,10 +221,10 @@ class Writer(LaneWriter):
         if chunk.count == 0:
             return _batch_ack(None, list) if number is None else self._write_empty(number)
         # By its data: `size` counts what it takes in memory and in the catalog besides.
-        if chunk.columns.nbytes > BATCH_BYTES:
+        if (data := _batch_bytes(chunk)) > BATCH_BYTES:
             if self._named:
                 limit = f"a named writer stores a batch whole, up to {BATCH_BYTES:,}: give it in smaller ones"
-                raise InvalidRequestError(f"this batch has {chunk.columns.nbytes:,} bytes; {limit}")
+                raise InvalidRequestError(f"this batch has {data:,} bytes; {limit}")
             return self._write_pieces(chunk, size)
         self._flusher.wait_for_room()
         lane = self._lane
@@ -362,6 +362,12 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     if sum(column.nbytes for column in columns) > EVENT_BYTES and (largest := largest_row(columns)) > EVENT_BYTES:
         raise InvalidRequestError(f"an event of this batch has {largest:,} bytes; an event may have {EVENT_BYTES:,}")
     return Chunk(pa.RecordBatch.from_arrays(columns, schema=stream.schema), keys, times)
+
+
+def _batch_bytes(chunk: Chunk) -> int:
+    """What counts of a batch: its values, as for single events. Offsets and nulls count only where they are more than a batch may have."""
+    total = int(chunk.columns.nbytes)
+    return min(total, data_bytes(chunk.columns.columns)) if BATCH_BYTES < total <= 2 * BATCH_BYTES else total
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

@@ -25,7 +25,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.flushes import Flush
-from headwater.model.limits import BUFFERED_BYTES, EVENT_BYTES, KEY_BYTES
+from headwater.model.limits import BATCH_BYTES, BUFFERED_BYTES, EVENT_BYTES, KEY_BYTES
 from headwater.runtime import failpoints
 from headwater.segments import pending
 from headwater.segments.engine import Engine
@@ -768,6 +768,21 @@ def test_a_batch_over_the_limit_is_stored_in_pieces_or_refused_by_a_named_writer
         numbers.setdefault(event.position.segment, []).append(int(event.value[:7]))
     assert sorted(n for found in numbers.values() for n in found) == list(range(80))
     assert all(found == sorted(found) for found in numbers.values()), "the pieces are in order"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 64, 8 * MIB])
+def test_a_batch_of_64_mib_is_stored_whole_whatever_arrow_keeps_beside_its_values(local_store: hw.Store, count: int) -> None:
+    stream = local_store.create_stream("a/x")
+    size = BATCH_BYTES // count
+    offsets = pa.py_buffer(np.arange(0, BATCH_BYTES + 1, size, dtype=np.int32))
+    values = pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(bytes(BATCH_BYTES))])
+    with stream.writer("w") as named:
+        [whole] = named.write_batch(pa.table({"value": values}), number=1).result(WAIT_SECONDS)
+        assert (whole.start, whole.end, named.last_number) == (0, count, 1)
+        with pytest.raises(hw.InvalidRequestError, match=r"this batch has 67,108,865 bytes; .* smaller ones"):
+            named.write_batch(pa.table({"value": pa.concat_arrays([values, pa.array([b"x"])])}))
+    assert stream.to_arrow(columns=["_number"]).num_rows == count
 
 
 @pytest.mark.slow

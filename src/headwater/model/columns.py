@@ -183,6 +183,11 @@ def largest_row(columns: Sequence[pa.Array]) -> int:
     return int(np.max(sizes, initial=0))
 
 
+def data_bytes(columns: Sequence[pa.Array]) -> int:
+    """The bytes of all rows together, counted as those of one: without what Arrow keeps beside the values."""
+    return sum(int(_sizes(column).sum()) for column in columns)
+
+
 def _sizes(column: pa.Array) -> Sizes:
     """The bytes of each value."""
     kind = column.type
