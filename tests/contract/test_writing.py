@@ -770,6 +770,21 @@ def test_a_batch_over_the_limit_is_stored_in_pieces_or_refused_by_a_named_writer
     assert all(found == sorted(found) for found in numbers.values()), "the pieces are in order"
 
 
+def test_a_store_that_was_moved_while_it_was_open_stores_nothing_in_the_old_place(tmp_path: Path) -> None:
+    place, other = tmp_path / "store", tmp_path / "moved"
+    with hw.open(place, upkeep=False) as store:
+        stream = store.create_stream("a/x")
+        with stream.writer() as writer:
+            writer.write(b"small").result(WAIT_SECONDS)
+            place.rename(other)
+            writer.write(bytes(MIB))
+            with pytest.raises(hw.UnavailableError, match="is gone: put it back"):
+                writer.flush()
+            assert not place.exists()
+            other.rename(place)
+        assert [len(value) for value in values(stream)] == [5, MIB]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 64, 8 * MIB])
 def test_a_batch_of_64_mib_is_stored_whole_whatever_arrow_keeps_beside_its_values(local_store: hw.Store, count: int) -> None:

@@ -111,6 +111,8 @@ class Folder:
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
+        # A root that was there is not made again: whoever moved it away, or unmounted it, has the catalog and all other files there.
+        self._has_root = os.path.isdir(self.root)
         # Directories whose names are known to be durable, all the way up to the root.
         self._durable: set[str] = set()
 
@@ -165,6 +167,10 @@ class Folder:
     def _make_directory(self, path: str) -> None:
         parent = os.path.dirname(path)
         below_root = len(path) > len(self.root)
+        if self._has_root and not below_root:
+            if not os.path.isdir(path):
+                raise UnavailableError(f"the directory {path} is gone: put it back, or open the store where it is now")
+            return
         if below_root or not os.path.isdir(parent):
             self._make_directory(parent)
         try:
