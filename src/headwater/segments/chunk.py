@@ -244,7 +244,9 @@ class ChunkFile:
             file = pq.ParquetFile(source, metadata=self.metadata, page_checksum_verification=True, pre_buffer=False)
             return file.reader.read_row_groups(list(places), column_indices=columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise CorruptDataError(f"row groups {places} of {self.key} are damaged: {error}", object=self.key) from error
+            raise CorruptDataError(
+                f"{self.key} is damaged in row groups {places.start} to {places.stop - 1}: {error}", object=self.key
+            ) from error
 
     def check_numbers(self, storage: Storage, places: range) -> None:
         """CorruptDataError unless the numbers in row groups are those that they stand for."""
