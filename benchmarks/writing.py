@@ -118,7 +118,7 @@ def write_batches(bench: Bench) -> Iterator[Result]:
             written / MB / statistics.median(limits),
             f"write+fdatasync ({'preallocated' if is_preallocated else 'growing'} file)",
             median_ratio(limits, own),
-            at_least(0.6, of="ratio"),
+            at_least(0.8, of="ratio"),
         )
 
 

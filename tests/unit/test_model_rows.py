@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequestError
+from headwater.model.arguments import shown
 from headwater.model.columns import check_nested_nulls
 from headwater.model.rows import RowCheck, row_size
 from headwater.model.schemas import python_schema
@@ -180,7 +181,7 @@ def test_what_would_be_lost_is_refused_wherever_it_stands(kind: pa.DataType, val
     for row, name in (({"a": value}, "a"), ({"s": {"a": value}}, "s.a"), ({"l": [value]}, "l.item"), ({"m": {"k": value}}, "m.value")):
         with pytest.raises(InvalidRequestError) as caught:
             check(row)
-        assert f"column '{name}' takes {kind}; {repr(value)[:80]} of type" in str(caught.value)
+        assert f"column '{name}' takes {kind}; {shown(value)} of type" in str(caught.value)
         assert why in str(caught.value)
 
 
