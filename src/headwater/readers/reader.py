@@ -93,7 +93,7 @@ class Reader:
         self._looked_version = -1
         self._must_report = True
         #: What the last `read` was told to wait, and its seconds.
-        self._given_timeout = self._timeout = 1.0
+        self._wait = (1.0, 1.0)
         self._generation, self._group_generation, self._checkpoint = engine.write_once(groups.join_group, group.id, id)
         self._auto_committed = self._seen = time.monotonic()
         self._is_closed = False
@@ -112,10 +112,12 @@ class Reader:
 
         A manual reader gets what follows a split or merge when all before it is committed: commit when there is none, at the latest.
         """
-        # For each event, and nearly always the same: so it is checked once.
-        if timeout is not self._given_timeout:
-            self._timeout, self._given_timeout = check_seconds(timeout, "timeout"), timeout
-        return self._hand_over(self._read, self._timeout)
+        # For each event, and nearly always the same: so it is checked once. Both at once, since another thread may read too.
+        given, seconds = self._wait
+        if timeout is not given:
+            seconds = check_seconds(timeout, "timeout")
+            self._wait = timeout, seconds
+        return self._hand_over(self._read, seconds)
 
     def _hand_over(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What a read finds. After an error, a Ctrl-C too, none of it counts as handed out."""
