@@ -1080,6 +1080,18 @@ def test_who_waits_for_a_few_events_commits_them_while_the_flusher_is_idle(store
     assert [event.value for event in stream.read() if event.key == b"k"] == 2 * [b"first", *(b"%d" % number for number in range(50))]
 
 
+def test_an_event_for_which_nobody_waits_is_stored_soon_also_right_after_acks(store: hw.Store) -> None:
+    with store.create_stream("a/b").writer() as writer:
+        for acks in (0, 1, 2, 50):
+            for _ in range(acks):
+                writer.write(b"waited for").result()
+            ack = writer.write(b"not waited for")
+            deadline = time.monotonic() + 1
+            while not ack.done and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert ack.done, f"after {acks} acks"
+
+
 @pytest.mark.parametrize("name", ["append.begun", "append.applied"])
 def test_an_error_in_the_thread_that_waits_leaves_its_event_to_be_stored_once(local_store: hw.Store, name: str) -> None:
     stream = local_store.create_stream("a/x")
