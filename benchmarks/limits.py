@@ -13,7 +13,7 @@ import apsw
 import numpy as np
 
 #: Bytes written before each sync: as many as one of headwater's own flushes holds at most.
-FLUSH_BYTES = 12 * 1024 * 1024
+FLUSH_BYTES = 16 * 1024 * 1024
 _KEPT = np.frombuffer(np.random.default_rng(0).bytes(FLUSH_BYTES), dtype=np.uint8)
 
 

@@ -16,9 +16,9 @@ KEY_BYTES: Final = 64 * KIB
 #: A `write_batch` up to this size is stored whole or not at all.
 BATCH_BYTES: Final = 64 * MIB
 #: What one flush gathers before it is sent.
-FLUSH_BYTES: Final = 12 * MIB
+FLUSH_BYTES: Final = 16 * MIB
 #: Events waiting in one process for their flush; beyond it `write` blocks.
-BUFFERED_BYTES: Final = 48 * MIB
+BUFFERED_BYTES: Final = 64 * MIB
 #: A flush up to this size goes into the catalog's own commit: one fsync instead of two.
 INLINE_BYTES: Final = 64 * KIB
 #: A journal file is preallocated at this size, and another begun when it is full.

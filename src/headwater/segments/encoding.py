@@ -38,7 +38,7 @@ _PADDINGS = [bytes(-more % ALIGNMENT) for more in range(ALIGNMENT)]
 #: A block of this size is made at once, and joined: many buffers of it would cost more, each on its way to the disk.
 _SMALL_BYTES = 64 * KIB
 #: Values of neighbouring segments are copied in one go up to this size: each call gives the interpreter's lock to another thread.
-_COPIED_BYTES = 2 * MIB
+_COPIED_BYTES = 4 * MIB
 
 #: Gives sections of a block that has the events [start, end) of those in order.
 _Part: TypeAlias = Callable[[int, int], list[pa.Buffer]]

@@ -30,10 +30,10 @@ from headwater.segments.routing import Router
 
 #: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones, and so is
 #: reading what they stored. Less will do while somebody waits, who may not give more until all of it is stored, or where storage is far.
-_OVERLAP_BYTES = 12 * MIB
+_OVERLAP_BYTES = 16 * MIB
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 #: Beside two, none begins while they have more than this: of events that were given one by one, two keep a disk busy.
-_UNDER_WAY_BYTES = 36 * MIB
+_UNDER_WAY_BYTES = 48 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
 #: For so long after an ack was stored in its place, the thread looks so often for something to do instead of being told: telling it, to
 #: find that it is done already, takes a fifth of an ack's time.
@@ -214,7 +214,7 @@ class Flusher:
         lane = run.lane
         with lane.lock:
             lane.close_run()
-            if lane.expected_tail is not None or run.size > INLINE_BYTES or list(lane.queue) != [run]:
+            if lane.expected_tail is not None or run.size > 2 * INLINE_BYTES or list(lane.queue) != [run]:
                 return None
             flush = PendingFlush([self._make_part(lane, [run])])
             if not flush.is_small or flush.parts[0].error is not None:
@@ -396,7 +396,7 @@ class Flusher:
             except Exception as error:
                 self._fail_lane(lane, _known(error), runs)
                 continue
-            room -= sum(run.payload for run in runs)
+            room -= sum(run.size for run in runs)
             if lane.queue:
                 left.append(lane)
         with self._mutex:

@@ -38,6 +38,8 @@ _FEW_EVENTS = 64
 SMALL_BYTES = 1024
 #: What an event costs in memory beside its bytes.
 EVENT_OVERHEAD_BYTES = 64
+#: And one in so many bytes more: what is freed event by event is used again, but not all of it.
+_SPREAD_OUT = 3
 _JOINED_BYTES = 128 * KIB
 
 
@@ -93,7 +95,6 @@ class Run:
         "lane",
         "last_number",
         "offset",
-        "overhead",
         "placement",
         "places",
         "process",
@@ -114,9 +115,8 @@ class Run:
         self.times: dict[int, datetime] = {}
         self.chunk: Chunk | None = None
         self.count = 0
-        #: What it is counted as against the process's limit, and how much of that is not stored.
+        #: What it is counted as against the process's limit.
         self.size = 0
-        self.overhead = 0
         self.last_number = 0
         self.offset = 0
         self.placement: Placement | None = None
@@ -125,11 +125,6 @@ class Run:
     @property
     def ended(self) -> bool:
         return self.placement is not None or self.error is not None
-
-    @property
-    def payload(self) -> int:
-        """About how many bytes of it will be stored."""
-        return self.size - self.overhead
 
     def put(self, value: Any, key: bytes | None, time: datetime | None, number: int | None) -> int | None:
         """Add an event; returns its index, or None if there is no place left."""
@@ -153,10 +148,9 @@ class Run:
         if self.unused:
             del self.values[self.unused[0] :], self.keys[self.unused[0] :]
         self.count = len(self.values)
-        if self.lane.stream.kind == "events":
-            self.overhead = EVENT_OVERHEAD_BYTES * self.count
-            if self.lane.stream.is_opaque:
-                self.size = self._measure() + self.overhead
+        if self.lane.stream.kind == "events" and self.lane.stream.is_opaque:
+            size = self._measure()
+            self.size = size + size // _SPREAD_OUT + EVENT_OVERHEAD_BYTES * self.count
 
     def _measure(self) -> int:
         while True:
@@ -355,9 +349,9 @@ class Lane:
         size = 0
         with self.lock:
             self.close_run()
-            while self.queue and (not taken or size + self.queue[0].payload <= limit_bytes):
+            while self.queue and (not taken or size + self.queue[0].size <= limit_bytes):
                 taken.append(self.queue.popleft())
-                size += taken[-1].payload
+                size += taken[-1].size
         return taken
 
     def put_back(self, runs: list[Run]) -> None:
