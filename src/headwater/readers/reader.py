@@ -250,6 +250,9 @@ class Reader:
                 except TruncatedError as error:
                     raise self._truncated(key, error.message) from None
                 if batch is not None:
+                    # What was fetched with it goes next, while it is in the processor's cache.
+                    if held.cursor.is_ready:
+                        self._order.rotate(1)
                     self._batch = (key, batch, 0)
                     return True
             if self._look_at_end(seen):
@@ -334,8 +337,7 @@ class Reader:
             if key in self._held:
                 # It may have been committed by a transaction that another process ended.
                 self._advance(key, item.position)
-            if key not in self._held:
-                self._take(key, item.position)
+        self._take({key: item.position for key, item in mine.items() if key not in self._held})
         if turn.checkpoint > self._checkpoint:
             positions = {key: held.settled for key, held in self._held.items()}
             self._engine.write_once(groups.answer_checkpoint, self._group.id, self._id, self._generation, turn.checkpoint, positions)
@@ -351,16 +353,23 @@ class Reader:
             with suppress(ConflictError):
                 self._store_positions(moved, given)
 
-    def _take(self, key: Key, position: int) -> None:
-        stream, segment = key
-        end = (self._group.ends or {}).get(stream, {}).get(segment)
-        row = self._engine.read(segments.find_segment, stream, segment)
-        if row is None or row.dropped or position < row.head:
-            self._must_report = True
-            raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
-        held = _Held(SegmentCursor(self._engine, self._refs[stream], row, position, end), position)
-        self._order.append(key)
-        self._held[key] = held
+    def _take(self, positions: Positions) -> None:
+        """Hold these segments, each from its position on."""
+        numbers: dict[int, list[int]] = {}
+        for stream, segment in positions:
+            numbers.setdefault(stream, []).append(segment)
+        for stream, some in numbers.items():
+            rows = {row.number: row for row in self._engine.look(segments.list_segments_numbered, stream, some)}
+            ends = (self._group.ends or {}).get(stream, {})
+            for segment in some:
+                key, row = (stream, segment), rows.get(segment)
+                if row is None or row.dropped or positions[key] < row.head:
+                    self._must_report = True
+                    raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
+                cursor = SegmentCursor(self._engine, self._refs[stream], row, positions[key], ends.get(segment))
+                held = _Held(cursor, positions[key])
+                self._order.append(key)
+                self._held[key] = held
 
     def _advance(self, key: Key, position: int) -> None:
         """Note what is durable by now. If that is more than was handed out since this segment was taken, it is taken again from there.

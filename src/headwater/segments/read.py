@@ -247,6 +247,11 @@ class SegmentCursor:
     def is_done(self) -> bool:
         return self.end is not None and self.number >= self.end
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next events are fetched."""
+        return bool(self._ready)
+
     def next_time(self) -> int | None:
         """When the next block was appended; None if there is none now."""
         if self._ready:
