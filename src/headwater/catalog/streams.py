@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from headwater.catalog import tags, transactions
@@ -157,16 +157,19 @@ def lock_stream(tx: Tx, stream: int) -> StreamRow:
 
 def list_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection[str] = ("events", "bytes")) -> list[str]:
     """Full names, in order, of the streams of these kinds."""
-    sql, values = "SELECT s.scope, s.name FROM stream s", []
+    return [row.full_name for row in find_streams(tx, scope, label, kinds)]
+
+
+def find_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection[str] = ("events", "bytes")) -> list[StreamRow]:
+    """The streams of these kinds, in the order of their names."""
+    sql, values = f"SELECT {_COLUMNS} FROM stream WHERE kind IN ({', '.join('?' * len(kinds))})", list(kinds)
     if label is not None:
-        sql += " JOIN stream_label l ON l.stream = s.id AND l.label = ?"
+        sql += " AND id IN (SELECT stream FROM stream_label WHERE label = ?)"
         values.append(label)
-    sql += f" WHERE s.kind IN ({', '.join('?' * len(kinds))})"
-    values += kinds
     if scope is not None:
-        sql += " AND s.scope = ?"
+        sql += " AND scope = ?"
         values.append(scope)
-    return [f"{row[0]}/{row[1]}" for row in sorted(tx.run(sql, values))]
+    return sorted([StreamRow(*row) for row in tx.run(sql, values)], key=lambda row: (row.scope, row.name))
 
 
 def is_retained(tx: Tx, stream: int) -> bool:
@@ -181,7 +184,16 @@ def list_retained(tx: Tx) -> list[StreamRow]:
 
 
 def list_labels(tx: Tx, stream: int) -> tuple[str, ...]:
-    return tuple(row[0] for row in tx.run("SELECT label FROM stream_label WHERE stream = ? ORDER BY label", (stream,)))
+    return tuple(list_labels_of(tx, [stream])[stream])
+
+
+def list_labels_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[str]]:
+    """The labels of several streams, in order."""
+    found: dict[int, list[str]] = {stream: [] for stream in streams}
+    marks = ", ".join("?" * len(streams))
+    for stream, label in tx.run(f"SELECT stream, label FROM stream_label WHERE stream IN ({marks}) ORDER BY label", streams):
+        found[stream].append(label)
+    return found
 
 
 def _insert_labels(tx: Tx, stream: int, labels: Collection[str]) -> None:

@@ -161,14 +161,15 @@ def count_small(tx: Tx, log: int, small: int) -> None:
     tx.run("UPDATE tier SET small = ? WHERE log = ?", (small, log))
 
 
-def count_chunks(tx: Tx, stream: int) -> tuple[int, int]:
-    """(how many, how many bytes they take) of a stream's own chunks."""
+def count_chunks(tx: Tx, streams: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """(how many, how many bytes they take) of the own chunks of streams that have any."""
     rows = tx.run(
-        "SELECT count(DISTINCT e.object), COALESCE(sum(e.length), 0) FROM segment s JOIN tier t ON t.log = s.log "
-        "JOIN extent e ON e.log = s.log AND e.first < t.until WHERE s.stream = ? AND e.form > 0",
-        (stream,),
+        "SELECT s.stream, count(DISTINCT e.object), sum(e.length) FROM segment s JOIN tier t ON t.log = s.log "
+        f"JOIN extent e ON e.log = s.log AND e.first < t.until WHERE s.stream IN ({', '.join('?' * len(streams))}) AND e.form > 0 "
+        "GROUP BY s.stream",
+        streams,
     )
-    return int(rows[0][0]), int(rows[0][1])
+    return {stream: (int(count), int(size)) for stream, count, size in rows}
 
 
 def get_until(tx: Tx, log: int) -> int:

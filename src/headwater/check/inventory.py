@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from headwater.catalog import leases, segments, streams, tiers, writers
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
+from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KEY_SPACE
-from headwater.model.names import parse_stream_name
 from headwater.store import Store
 from headwater.stream import Stream
+
+#: Streams that are looked up with one query: a database takes only so many values.
+_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +118,36 @@ def store_contents(store: Store) -> StoreContents:
     )
 
 
-def _stream_contents(tx: Tx, stream: int, *, with_writers: bool = True) -> StreamContents:
-    row = streams.get_stream(tx, stream)
-    found = [_segment_contents(segment) for segment in segments.list_segments(tx, stream)]
-    chunks, chunk_bytes = tiers.count_chunks(tx, stream)
-    return StreamContents(
-        name=row.full_name,
-        kind=row.kind,
-        epoch=row.epoch,
-        is_sealed=row.sealed_at is not None,
-        labels=streams.list_labels(tx, stream),
-        events=sum(segment.events for segment in found),
-        bytes=sum(segment.bytes for segment in found),
-        chunks=chunks,
-        chunk_bytes=chunk_bytes,
-        segments=tuple(found),
-        writers=tuple(writers.list_writers(tx, stream)) if with_writers else (),
-    )
+def _stream_contents(tx: Tx, stream: int) -> StreamContents:
+    [found] = _contents(tx, [streams.get_stream(tx, stream)])
+    return replace(found, writers=tuple(writers.list_writers(tx, stream)))
 
 
 def _list_contents(tx: Tx, scope: str | None, label: str | None) -> list[StreamContents]:
-    rows = [streams.find_stream(tx, parse_stream_name(name)) for name in streams.list_streams(tx, scope, label)]
-    return [_stream_contents(tx, row.id, with_writers=False) for row in rows if row is not None]
+    rows = streams.find_streams(tx, scope, label)
+    return [found for start in range(0, len(rows), _AT_ONCE) for found in _contents(tx, rows[start : start + _AT_ONCE])]
+
+
+def _contents(tx: Tx, rows: Sequence[StreamRow]) -> list[StreamContents]:
+    """These streams, without their writers, by a few queries for all of them."""
+    ids = [row.id for row in rows]
+    labels, chunks = streams.list_labels_of(tx, ids), tiers.count_chunks(tx, ids)
+    parts = {stream: [_segment_contents(segment) for segment in found] for stream, found in segments.list_segments_of(tx, ids).items()}
+    return [
+        StreamContents(
+            name=row.full_name,
+            kind=row.kind,
+            epoch=row.epoch,
+            is_sealed=row.sealed_at is not None,
+            labels=tuple(labels[row.id]),
+            events=sum(segment.events for segment in parts[row.id]),
+            bytes=sum(segment.bytes for segment in parts[row.id]),
+            chunks=chunks.get(row.id, (0, 0))[0],
+            chunk_bytes=chunks.get(row.id, (0, 0))[1],
+            segments=tuple(parts[row.id]),
+        )
+        for row in rows
+    ]
 
 
 def _segment_contents(row: SegmentRow) -> SegmentContents:
