@@ -19,6 +19,7 @@ from headwater.cli.app import Target, with_store
 from headwater.cli.arguments import Number
 from headwater.cli.interrupts import interrupts
 from headwater.cli.output import console, emit, table
+from headwater.model.limits import FLUSH_BYTES, MIB
 
 _EVENT_BYTES = 100
 _ROW_BYTES = 1000
@@ -72,7 +73,8 @@ def _figures(store: hw.Store, stream: hw.Stream, seconds: float) -> Iterator[Fig
         yield Figure("ack of one event, 99 %", sorted(acks)[int(len(acks) * 0.99)], "ms")
         yield Figure("writing events of 100 B", _events_per_second(writer, seconds), "events/s")
         disk = _disk_mb(folder, seconds / 4) if folder else None
-        yield Figure("writing batches of 1 kB rows", _batches_mb(writer, seconds), "MB/s", disk, "writing and syncing 12 MiB at a time")
+        beside = f"writing and syncing {FLUSH_BYTES // MIB} MiB at a time"
+        yield Figure("writing batches of 1 kB rows", _batches_mb(writer, seconds), "MB/s", disk, beside)
         yield Figure("tail, median", statistics.median(_tail_ms(stream, writer, seconds)), "ms from write to read")
     yield Figure("reading events", _read_events(stream, seconds), "events/s")
     yield Figure("reading as Arrow", _read_batches(stream), "events/s")
@@ -184,7 +186,7 @@ def _sync_ms(folder: str, seconds: float) -> float:
 
 
 def _disk_mb(folder: str, seconds: float) -> float:
-    data = os.urandom(12 * 1024 * 1024)
+    data = os.urandom(FLUSH_BYTES)
     with tempfile.TemporaryFile(dir=folder) as file:
 
         def write() -> None:
