@@ -89,6 +89,8 @@ def open(
         database, storage = _open_memory(rest, create, storage_options or {})
     elif scheme == "file":
         path = text = os.path.abspath(parse_file_url(text) if "://" in text else _expand_home(text))
+        if catalog is None:
+            refuse_network_mount(path)
         _check_directory(path, create)
         storage = open_storage(path, storage_options or {})
         database = _open_postgres(catalog) if catalog else _open_sqlite(path, storage, create)
@@ -137,7 +139,6 @@ def _open_memory(name: str, create: bool, options: dict[str, str]) -> tuple[Data
 
 
 def _open_sqlite(path: str, storage: Storage, create: bool) -> Database:
-    refuse_network_mount(path)
     file = os.path.join(path, "catalog.sqlite")
     # Asked before the catalog, which comes first in a new store: so another process that is just making it is not taken for a loss.
     has_identity = storage.size(_IDENTITY_KEY) is not None
@@ -162,9 +163,9 @@ def _check_directory(path: str, create: bool) -> None:
     try:
         if create:
             os.makedirs(path, exist_ok=True)
-        elif not os.path.isdir(path):
-            raise NotFoundError(f"there is no headwater store at {path}")
         os.listdir(path)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no headwater store at {path}") from None
     except NotADirectoryError:
         raise InvalidRequestError(f"{path} is not a directory: a store is one") from None
     except FileExistsError:
@@ -640,7 +641,8 @@ def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] 
     return found
 
 
-def _close_all() -> None:
+def close_all() -> None:
+    """At exit: store what waits in all open stores, and say what can't be stored."""
     failures = []
     everything: list[Store | Flusher] = [*_opened, *_flushers]
     for each in everything:
@@ -659,6 +661,6 @@ def _after_fork() -> None:
         _flushers.add(store._flusher)
 
 
-atexit.register(_close_all)
+atexit.register(close_all)
 # Registered after the catalog's own hook, and hooks of children run in the order they were registered: connections first.
 os.register_at_fork(after_in_child=_after_fork)

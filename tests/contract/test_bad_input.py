@@ -282,6 +282,14 @@ def test_a_catalog_on_a_local_file_system_is_fine(path: str) -> None:
     refuse_network_mount(path, "")
 
 
+def test_nothing_is_made_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = f"/dev/sda1 / ext4 rw 0 0\nserver:/ {tmp_path.resolve()} nfs rw 0 0\n"
+    monkeypatch.setattr("headwater.store.refuse_network_mount", lambda path: refuse_network_mount(path, mounts))
+    with pytest.raises(hw.InvalidRequestError, match="network file system"):
+        hw.open(tmp_path / "deep" / "store")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_does_not_hide_a_network_file_system(tmp_path: Path) -> None:
     (tmp_path / "remote").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "remote")

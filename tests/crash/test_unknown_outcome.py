@@ -108,6 +108,19 @@ def test_a_lost_answer_is_found_also_when_the_events_were_truncated_meanwhile(st
     assert _values(store) == [b"1"]
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_lost_answer_is_found_also_when_the_events_were_tiered_meanwhile(store: hw.Store, size: int) -> None:
+    catalog = LosesAnswers(store)
+    stream = store.stream(STREAM)
+    with stream.writer() as writer:
+        catalog.lose(meanwhile=lambda: store.run_upkeep())
+        assert _result(writer.write(b"0".ljust(size, b"."))) == (0, 0)
+        assert len(stream.chunks()) == 1, "the block is a chunk by now"
+        assert _result(writer.write(b"1")) == (0, 1)
+    assert catalog.lost == 1
+    assert _values(store) == [b"0", b"1"]
+
+
 def test_a_lost_answer_is_found_also_when_the_segment_was_sealed_meanwhile(store: hw.Store) -> None:
     catalog = LosesAnswers(store)
     stream = store.stream(STREAM)

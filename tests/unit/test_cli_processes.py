@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -167,7 +168,33 @@ def test_a_directory_that_may_not_be_written_or_read_is_one_line(tmp_path: Path,
     assert str(closed).encode() in done.stderr and b"denied" in done.stderr.lower()
 
 
-def test_a_store_that_may_only_be_read_is_read_and_not_written(url: str) -> None:
+def test_a_write_that_can_not_go_on_is_one_line_with_how_much_is_stored(url: str) -> None:
+    def limited() -> None:
+        # As a full disk: no file may have more.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [*COMMAND, "write", "a/new", "-s", url]
+    with hw.open(url, upkeep=False) as store:
+        stream = store.create_stream("a/new")
+        lines = (b"10 kB a line".ljust(10_000) + b"\n") * 500 + b"larger than any file may be".ljust(3_000_000) + b"\n"
+        done = subprocess.run(command, input=lines, capture_output=True, timeout=PATIENCE_SECONDS, preexec_fn=limited)
+        assert done.returncode == 1 and done.stderr.count(b"\n") == 1, done.stderr
+        said = int(done.stderr.rsplit(b"events stored before it: ")[1].replace(b",", b""))
+        assert said == sum(segment.events for segment in stream.segments()) <= 500
+
+
+def test_a_store_in_a_directory_that_may_not_be_entered_is_not_said_to_be_missing(url: str) -> None:
+    folder = Path(url).parent
+    folder.chmod(0)
+    try:
+        command = [*COMMAND, "list", "-s", url]
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_SECONDS, preexec_fn=obey_permissions)
+    finally:
+        folder.chmod(0o700)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"Permission denied" in done.stderr, done.stderr
+
+
+def test_a_store_whose_files_may_not_be_changed_is_not_written(url: str) -> None:
     store = Path(url)
     for path in [store, *store.rglob("*")]:
         path.chmod(0o500 if path.is_dir() else 0o400)

@@ -11,8 +11,9 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import click
@@ -34,10 +35,24 @@ LINE = "line"
 class Tally:
     """What a run of `write` did so far."""
 
+    #: Events given to be stored: all of them, unless it fails.
     stored: int = 0
     skipped: int = 0
     bytes: int = 0
     lines: int = 0
+    _durable: int = 0
+    _acks: deque[tuple[hw.Ack, int]] = field(default_factory=deque)
+
+    def give(self, ack: hw.Ack, count: int) -> None:
+        self.stored += count
+        self._acks.append((ack, count))
+        self.count_durable()
+
+    def count_durable(self) -> int:
+        """How many events are stored by now."""
+        while self._acks and self._acks[0][0].done:
+            self._durable += self._acks.popleft()[1]
+        return self._durable
 
 
 @click.command("write")
@@ -87,6 +102,8 @@ def write_command(
                     _write_lines(stream, file, columns, writer_id, number, tally, show)
         except BadLineError as error:
             raise hw.InvalidRequestError(f"{error}; events stored before it: {tally.stored:,}") from error
+        except hw.UnavailableError as error:
+            raise hw.UnavailableError(f"{error.message}; events stored before it: {tally.count_durable():,}") from error
         except KeyboardInterrupt:
             _report(target, name, tally, time.monotonic() - started)
             raise
@@ -142,16 +159,15 @@ def _write_lines(
             if parsed is not None and parsed.batch.num_rows:
                 batch, total = parsed.batch, parsed.batch.num_rows
                 if writer_id is None:
-                    writer.write_batch(batch, key=columns.key_column)
+                    tally.give(writer.write_batch(batch, key=columns.key_column), total)
                 elif number is None:
                     given += total
-                    writer.write_batch(batch, key=columns.key_column, number=given)
+                    tally.give(writer.write_batch(batch, key=columns.key_column, number=given), total)
                 else:
                     numbers = parsed.numbers if number != LINE else parsed.line_numbers
                     batch, given = _only_new(batch, numbers, given)
                     if batch.num_rows:
-                        writer.write_batch(batch, key=columns.key_column, number=given)
-                tally.stored += batch.num_rows
+                        tally.give(writer.write_batch(batch, key=columns.key_column, number=given), batch.num_rows)
                 tally.skipped += total - batch.num_rows
                 tally.bytes += batch.nbytes
             if failure is not None:

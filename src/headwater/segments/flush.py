@@ -230,7 +230,9 @@ class Flusher:
 
     def _copy_of_failure(self) -> HeadwaterError:
         assert self._failure is not None
-        return type(self._failure)(self._failure.message)
+        copy = type(self._failure)(self._failure.message, **self._failure.facts)
+        copy.__cause__ = self._failure.__cause__
+        return copy
 
     def _start(self) -> None:
         # One that a Ctrl-C kept from starting is replaced; should it start after all, it ends at once. Not `is_alive`: a Ctrl-C in there
