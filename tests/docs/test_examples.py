@@ -121,6 +121,12 @@ def run_in_a_fresh_process(path: Path, folder: Path) -> tuple[int, str]:
     return process.returncode, output
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_test_that_is_named_is_there(path: Path) -> None:
+    named = set(re.findall(r"\btests/[\w/]+\.py", path.read_text()))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_run(path: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ COMMANDS = {
     "describe": ("headwater.cli.describe", "Show what a store holds, or one stream of it."),
     "write": ("headwater.cli.write", "Store the lines of standard input as events."),
     "read": ("headwater.cli.read", "Print the events of a stream."),
-    "tail": ("headwater.cli.read", "Print the last events of a stream, and those to come."),
+    "tail": ("headwater.cli.read", "Print the last events of a stream; with -f also those to come."),
     "split": ("headwater.cli.streams", "Replace an open segment by equal parts of its keys."),
     "merge": ("headwater.cli.streams", "Replace neighbouring open segments by one."),
     "truncate": ("headwater.cli.streams", "Delete what lies before a place, for good."),

@@ -78,7 +78,7 @@ def read_command(
 @click.option("--format", "form", type=_FORMATS, help=_FORMAT_HELP)
 @with_store
 def tail_command(target: Target, name: str, count: int, follow: bool, form: str | None) -> None:
-    """Print the last events of a stream, and those to come.
+    """Print the last events of a stream; with -f also those to come.
 
     Of a byte stream the last lines, as they are or as JSON with their offset.
     """
