@@ -831,6 +831,20 @@ def test_a_full_buffer_blocks_and_memory_stays_bounded(local_store: hw.Store) ->
     assert sum(item.count for item in stream.ranges()) == total
 
 
+def test_bytes_given_in_small_pieces_take_no_more_memory_than_they_are_counted_as(local_store: hw.Store) -> None:
+    stream = local_store.create_stream("a/bytes", kind="bytes")
+    tracemalloc.start()
+    try:
+        with stream.byte_writer() as writer, blocked(local_store) as let_go:
+            for number in range(200_000):
+                writer.write(b"%08d" % number)
+            assert tracemalloc.get_traced_memory()[0] < 8 * MIB
+            let_go()
+    finally:
+        tracemalloc.stop()
+    assert stream.byte_reader(0).readall() == b"".join(b"%08d" % number for number in range(200_000))
+
+
 # Failures.
 
 
@@ -1078,6 +1092,37 @@ def test_who_waits_for_a_few_events_commits_them_while_the_flusher_is_idle(store
             writer.write("x" * 100_000, key="other").result()
             assert threading.current_thread() not in committed_by
     assert [event.value for event in stream.read() if event.key == b"k"] == 2 * [b"first", *(b"%d" % number for number in range(50))]
+
+
+def test_what_came_while_another_thread_stored_is_stored_soon_also_if_that_one_could_not_tell(
+    local_store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = local_store._flusher
+    with local_store.create_stream("a/x").writer() as writer, local_store.create_stream("a/y").writer() as other:
+        writer.write(b"begins the session").result()
+        time.sleep(0.3)
+        committing, go_on = threading.Event(), threading.Event()
+        commit = Engine.commit_flush
+
+        def slowly(engine: Engine, flush: Flush) -> Any:
+            committing.set()
+            assert go_on.wait(WAIT_SECONDS)
+            return commit(engine, flush)
+
+        monkeypatch.setattr(Engine, "commit_flush", slowly)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lambda: writer.write(b"waited for").result())
+            assert committing.wait(WAIT_SECONDS)
+            ack = other.write(b"came meanwhile")
+            time.sleep(0.1)
+            monkeypatch.setattr(flusher._work, "notify", lambda n=1: None)  # As after a Ctrl-C in the one that waits.
+            go_on.set()
+            waiting.result(WAIT_SECONDS)
+        deadline = time.monotonic() + 5
+        while not ack.done and time.monotonic() < deadline:
+            time.sleep(0.01)
+        monkeypatch.undo()
+        assert ack.done
 
 
 def test_an_event_for_which_nobody_waits_is_stored_soon_also_right_after_acks(store: hw.Store) -> None:

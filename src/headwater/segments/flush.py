@@ -341,7 +341,9 @@ class Flusher:
                 if now >= until and self._is_idle:
                     break
                 self._is_looking = now < self._stored_here + _LOOKING_SECONDS
-                self._work.wait(_LOOK_SECONDS if self._is_looking else max(until - now, _LOOK_SECONDS))
+                # And while somebody does it: a Ctrl-C may keep that one from telling what came meanwhile.
+                is_short = self._is_looking or not self._is_idle
+                self._work.wait(_LOOK_SECONDS if is_short else max(until - now, _LOOK_SECONDS))
             self._is_idle = self._is_looking = False
         return is_wanted
 

@@ -148,6 +148,9 @@ class Run:
         if self.unused:
             del self.values[self.unused[0] :], self.keys[self.unused[0] :]
         self.count = len(self.values)
+        if self.lane.stream.kind == "bytes" and self.values:
+            # As objects, pieces of a few bytes would take many times as much.
+            self.values, self.keys = [b"".join(self.values)], []
         if self.lane.stream.kind == "events" and self.lane.stream.is_opaque:
             size = self._measure()
             self.size = size + size // _SPREAD_OUT + EVENT_OVERHEAD_BYTES * self.count

@@ -287,7 +287,7 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
     offset = 0
     if lane.stream.kind == "bytes":
         for run in runs:
-            run.count, run.offset = run.size, offset
+            run.count, run.offset = sum(map(len, run.values)), offset
             offset += run.count
         return [(route.numbers[0], _raw_block(runs))], None
     if lane.stream.is_opaque and _are_few(runs):

@@ -88,15 +88,17 @@ def write_all(fd: int, buffers: Iterable[Buffer], offset: int) -> int:
 
     The disk begins with the first ones while the others are made: else it would have nothing to do until the sync.
     """
-    start, waiting, size = offset, list[memoryview](), 0
+    start, begun, waiting, size = offset, offset, list[memoryview](), 0
     for view in map(byte_view, buffers):
         if view.nbytes:
             waiting.append(view)
             size += view.nbytes
         if size >= _WRITE_BYTES or len(waiting) >= IOV_MAX:
-            begun, offset = offset, _write_views(fd, waiting, offset)
-            begin_sync(fd, begun, offset - begun)
+            offset = _write_views(fd, waiting, offset)
             waiting, size = [], 0
+        if offset - begun >= _WRITE_BYTES:
+            begin_sync(fd, begun, offset - begun)
+            begun = offset
     return _write_views(fd, waiting, offset) - start
 
 
