@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import stat
 import threading
 import time
 import uuid
@@ -163,9 +164,9 @@ def _check_directory(path: str, create: bool) -> None:
     try:
         if create:
             os.makedirs(path, exist_ok=True)
+        elif not _is_directory(path):
+            raise NotFoundError(f"there is no headwater store at {path}")
         os.listdir(path)
-    except FileNotFoundError:
-        raise NotFoundError(f"there is no headwater store at {path}") from None
     except NotADirectoryError:
         raise InvalidRequestError(f"{path} is not a directory: a store is one") from None
     except FileExistsError:
@@ -174,6 +175,14 @@ def _check_directory(path: str, create: bool) -> None:
         raise InvalidRequestError(f"{path!r} can't name a directory: {error}") from None
     except OSError as error:
         raise UnavailableError(f"the directory {path} can't be used as a store: {error.strerror}") from error
+
+
+def _is_directory(path: str) -> bool:
+    """Like `os.path.isdir`, but not False where one may not look."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
 
 
 _IDENTITY_KEY = "store/id"
