@@ -566,6 +566,13 @@ class Store:
         """
         if self._is_closed:
             return
+        try:
+            self._close()
+        except UnavailableError:
+            self._flusher.is_told = True
+            raise
+
+    def _close(self) -> None:
         failure: HeadwaterError | None = None
         for writer in list(self._writers):
             try:
@@ -650,15 +657,17 @@ def _reopen(url: str, catalog: str | None, options: tuple[tuple[str, str], ...] 
     return found
 
 
-def close_all() -> None:
-    """At exit: store what waits in all open stores, and say what can't be stored."""
+def _close_all() -> None:
+    """At exit: store what waits in all open stores, and say what can't be stored, unless a `close` has said so."""
     failures = []
     everything: list[Store | Flusher] = [*_opened, *_flushers]
     for each in everything:
+        is_told = (each._flusher if isinstance(each, Store) else each).is_told
         try:
             each.close()
         except Exception as error:  # the other stores' events must not be lost with this one's
-            failures.append(error)
+            if not is_told:
+                failures.append(error)
     if failures:
         raise failures[0]
 
@@ -670,6 +679,6 @@ def _after_fork() -> None:
         _flushers.add(store._flusher)
 
 
-atexit.register(close_all)
+atexit.register(_close_all)
 # Registered after the catalog's own hook, and hooks of children run in the order they were registered: connections first.
 os.register_at_fork(after_in_child=_after_fork)

@@ -6,7 +6,6 @@ Whatever goes wrong is one line on standard error, also an output that can't be 
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import json
@@ -20,7 +19,6 @@ import click
 
 import headwater as hw
 from headwater.cli.interrupts import interrupts
-from headwater.store import close_all
 
 OK, FAILED, MISUSED = 0, 1, 2
 
@@ -87,8 +85,6 @@ class App(click.Group):
             _let_go_of_output()
             sys.exit(OK)
         except hw.HeadwaterError as error:
-            # It closed its store, or could not, and says so here: at exit that is not tried again, nor told again.
-            atexit.unregister(close_all)
             _fail(FAILED, error.message, type(error).__name__, as_json)
         except OSError as error:
             # The library's own are HeadwaterErrors: without a file's name it was ours to read or to write.

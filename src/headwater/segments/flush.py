@@ -68,6 +68,8 @@ class Flusher:
         self._burst = Burst()
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self._waiters = 0
+        #: Whoever closed the store was told that what waits can't be stored now.
+        self.is_told = False
         #: Nothing new is taken; and, when all that was taken is stored, the thread ends.
         self._is_closed = False
         self._closing = False
