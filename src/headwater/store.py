@@ -181,7 +181,9 @@ def _is_directory(path: str) -> bool:
     """Like `os.path.isdir`, but not False where one may not look."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
         return False
 
 
@@ -666,7 +668,7 @@ def _close_all() -> None:
         try:
             each.close()
         except Exception as error:  # the other stores' events must not be lost with this one's
-            if not is_told:
+            if not (is_told and isinstance(error, UnavailableError)):
                 failures.append(error)
     if failures:
         raise failures[0]

@@ -335,6 +335,23 @@ def scale(store: hw.Store, name: str, step: str) -> None:
         tx.commit()
 
 
+def test_a_segment_with_much_to_read_does_not_keep_others_waiting(store: hw.Store) -> None:
+    stream = store.create_stream(IN, scaling=hw.Scaling.fixed(4))
+    with stream.writer() as writer:
+        for key in KEYS:
+            writer.write("few", key=key)
+        writer.flush()
+        for _ in range(24):
+            writer.write(bytes(1024 * 1024), key="much")
+            writer.flush()
+    with store.reader_group("g", [IN]).reader("r") as reader:
+        sizes: dict[int, int] = dict.fromkeys((segment.number for segment in stream.segments()), 0)
+        while not all(sizes.values()):
+            found = batch(reader)
+            sizes[found["_segment"][0].as_py()] += found.nbytes
+    assert sum(sizes.values()) < 8 * 1024 * 1024, "the others come before all of the large one"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("commit", ["auto", "manual"])
 def test_keys_keep_their_order_across_splits_merges_and_rolls(

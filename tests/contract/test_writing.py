@@ -1094,6 +1094,22 @@ def test_who_waits_for_a_few_events_commits_them_while_the_flusher_is_idle(store
     assert [event.value for event in stream.read() if event.key == b"k"] == 2 * [b"first", *(b"%d" % number for number in range(50))]
 
 
+def test_what_failed_is_told_to_all_who_wait_with_its_facts(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_store.create_stream("a/x").writer() as writer:
+        with monkeypatch.context() as patch:
+
+            def fail(engine: Engine, flush: Flush) -> Any:
+                raise hw.UnavailableError("no space left", path="/full")
+
+            patch.setattr(Engine, "commit_flush", fail)
+            ack = writer.write(b"1")
+            for wait in (ack.result, writer.flush):
+                with pytest.raises(hw.UnavailableError, match="no space left") as caught:
+                    wait()
+                assert caught.value.facts == {"path": "/full"}
+        assert ack.result() == hw.Position(0, 0)
+
+
 def test_what_came_while_another_thread_stored_is_stored_soon_also_if_that_one_could_not_tell(
     local_store: hw.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,38 @@ def test_at_exit_one_stores_failure_does_not_keep_another_from_storing(sqlite_pl
         assert [event.value for event in store.stream(STREAM).read()] == [b"kept", b"kept"]
 
 
+FULL_AGAIN = """
+import sys, headwater as hw
+from headwater.segments.engine import Engine
+commit = Engine.commit_flush
+def fail(engine, flush):
+    raise hw.UnavailableError("no space left")
+store = hw.open(sys.argv[1], upkeep=False)
+writer = store.stream(sys.argv[2]).writer()
+writer.write(b"begins the session").result()
+Engine.commit_flush = fail
+writer.write(b"first")
+try:
+    store.close()
+except hw.UnavailableError as error:
+    print(error)
+if sys.argv[3] == "more":
+    Engine.commit_flush = commit
+    writer.flush()
+    Engine.commit_flush = fail
+    writer.write(b"second")
+"""
+
+
+@pytest.mark.parametrize(("what", "told_at_exit"), [("nothing more", False), ("more", True)])
+def test_at_exit_a_failure_is_told_unless_a_close_has_told_it(sqlite_place: Place, what: str, told_at_exit: bool) -> None:
+    with sqlite_place.open() as store:
+        store.create_stream(STREAM)
+    code, output, errors = _run(FULL_AGAIN, sqlite_place.url, STREAM, what)
+    assert (code, output) == (0, "no space left\n")
+    assert ("no space left" in errors) is told_at_exit
+
+
 def test_an_abandoned_writer_warns_and_its_events_are_stored(place: Place) -> None:
     with place.open() as store:
         writer = store.create_stream(STREAM).writer()

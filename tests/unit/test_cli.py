@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import headwater as hw
+from headwater.check import inventory
 from headwater.cli import COMMANDS, main
 
 Run = Callable[..., Result]
@@ -81,6 +82,14 @@ def test_a_stream_is_made_listed_and_described(run: Run, url: str) -> None:
     assert (store["store"], store["events"], store["segments"]) == (url, 2, 3)
     assert store["catalog"] == "sqlite" and store["catalog_bytes"] > 0 and len(store["streams"]) == 2
     assert "format" in run("describe").stdout
+
+
+def test_more_streams_are_listed_than_are_looked_up_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"app/s{number}" for number in range(5)]
+    for name in names:
+        run("create", name, "--label", name[-1])
+    monkeypatch.setattr(inventory, "_AT_ONCE", 2)
+    assert [(row["name"], row["labels"]) for row in objects(run("list", "--json"))] == [(name, [name[-1]]) for name in names]
 
 
 def test_a_stream_is_described_with_its_schema_segments_and_writers(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 import headwater as hw
 from headwater.cli import main
 from headwater.cli.lines import read_lines
+from headwater.segments.engine import Engine
 
 
 def write(url: Path, name: str, input: str | bytes, *arguments: str, code: int = 0) -> Result:
@@ -197,3 +199,42 @@ def test_a_named_writer_without_numbers_goes_on_after_its_last_one_and_repeats_w
     # A source that counts from where it was told is not repeated.
     write(url, "a/lines", '{"n": 4}\n{"n": 5}\n', "--writer-id", "w", "--number", "n")
     assert len(values(url, "a/lines")) == 5
+
+
+def _fail_once(patch: pytest.MonkeyPatch, then: Any = None) -> None:
+    """The first commit is not to be had."""
+    commit, failures = Engine.commit_flush, [then]
+
+    def commit_flush(engine: Engine, flush: Any) -> Any:
+        while failures:
+            if (then := failures.pop()) is not None:
+                then()
+            raise hw.UnavailableError("the catalog is out of reach")
+        return commit(engine, flush)
+
+    patch.setattr(Engine, "commit_flush", commit_flush)
+
+
+def test_what_is_stored_by_a_second_try_is_counted(url: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fail_once(monkeypatch)
+    said = write(url, "a/lines", b"line\n" * 500, code=1).stderr
+    assert said == "headwater: the catalog is out of reach; at least 500 events are stored\n"
+    assert len(values(url, "a/lines")) == 500
+
+
+def test_what_is_refused_is_not_counted_as_stored(url: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seal() -> None:
+        with hw.open(url, upkeep=False) as other:
+            other.stream("a/lines").seal()
+
+    _fail_once(monkeypatch, then=seal)
+    said = write(url, "a/lines", b"line\n" * 500, code=1).stderr
+    assert said == "headwater: the catalog is out of reach; at least 0 events are stored\n"
+    assert values(url, "a/lines") == []
+
+
+def test_of_bytes_no_events_are_counted(url: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hw.open(url) as store:
+        store.create_stream("a/raw", kind="bytes")
+    _fail_once(monkeypatch)
+    assert write(url, "a/raw", b"raw bytes", code=1).stderr == "headwater: the catalog is out of reach\n"

@@ -51,7 +51,10 @@ class Tally:
     def count_durable(self) -> int:
         """How many events are stored by now."""
         while self._acks and self._acks[0][0].done:
-            self._durable += self._acks.popleft()[1]
+            ack, count = self._acks.popleft()
+            with contextlib.suppress(hw.HeadwaterError):  # Done is also what was refused.
+                ack.result()
+                self._durable += count
         return self._durable
 
 
@@ -91,22 +94,25 @@ def write_command(
     started = time.monotonic()
     tally = Tally()
     interrupts.wait_for_place()
-    with target.open() as store:
-        stream = store.stream(name)
-        try:
+    try:
+        with target.open() as store:
+            stream = store.stream(name)
             with _progress(target, file) as show:
                 if stream.kind == "bytes":
                     _refuse_options(columns, writer_id)
                     _write_bytes(stream, file, tally, show)
                 else:
                     _write_lines(stream, file, columns, writer_id, number, tally, show)
-        except BadLineError as error:
-            raise hw.InvalidRequestError(f"{error}; events stored before it: {tally.stored:,}") from error
-        except hw.UnavailableError as error:
-            raise hw.UnavailableError(f"{error.message}; events stored before it: {tally.count_durable():,}") from error
-        except KeyboardInterrupt:
-            _report(target, name, tally, time.monotonic() - started)
+    except BadLineError as error:
+        raise hw.InvalidRequestError(f"{error}; events stored before it: {tally.stored:,}") from error
+    except hw.UnavailableError as error:
+        if not tally.stored:
             raise
+        # Counted behind the store's close, which tries once more; and so does the end of the process.
+        raise hw.UnavailableError(f"{error.message}; at least {tally.count_durable():,} events are stored") from error
+    except KeyboardInterrupt:
+        _report(target, name, tally, time.monotonic() - started)
+        raise
     _report(target, name, tally, time.monotonic() - started)
 
 

@@ -68,7 +68,7 @@ class Flusher:
         self._burst = Burst()
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self._waiters = 0
-        #: Whoever closed the store was told that what waits can't be stored now.
+        #: Whoever closed the store was told that what waits, all of it, can't be stored now.
         self.is_told = False
         #: Nothing new is taken; and, when all that was taken is stored, the thread ends.
         self._is_closed = False
@@ -141,6 +141,7 @@ class Flusher:
             if self._is_closed:
                 raise InvalidRequestError("the store is closed")
             self._active[lane] = None
+            self.is_told = False
             self._start()
             if not self._is_looking:
                 self._work.notify()
