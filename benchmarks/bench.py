@@ -22,6 +22,7 @@ class Sizes:
     rounds: int
     write_events: int
     batch_mb: int
+    batch_rounds: int
     read_events: int
     acks: int
     tail_events: int
@@ -38,20 +39,20 @@ class Sizes:
 
 
 FULL = Sizes(
-    rounds=7, write_events=500_000, batch_mb=256, read_events=4_000_000, acks=500, tail_events=300, idle_tail_events=20,
+    rounds=7, write_events=500_000, batch_mb=256, batch_rounds=11, read_events=4_000_000, acks=500, tail_events=300, idle_tail_events=20,
     process_events=400_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=10_000, extents=1_000_000, commits=400, staged_blocks=10000,
 )  # fmt: skip
 DEFAULT = Sizes(
-    rounds=5, write_events=400_000, batch_mb=256, read_events=4_000_000, acks=300, tail_events=200, idle_tail_events=12,
+    rounds=5, write_events=400_000, batch_mb=256, batch_rounds=9, read_events=4_000_000, acks=300, tail_events=200, idle_tail_events=12,
     process_events=300_000, puts=24, put_mb=12, put_seconds=0.05, memory_mb=1_000, extents=1_000_000, commits=200, staged_blocks=10000,
 )  # fmt: skip
 QUICK = Sizes(
-    rounds=3, write_events=100_000, batch_mb=32, read_events=300_000, acks=60, tail_events=30, idle_tail_events=4,
+    rounds=3, write_events=100_000, batch_mb=32, batch_rounds=3, read_events=300_000, acks=60, tail_events=30, idle_tail_events=4,
     process_events=100_000, puts=12, put_mb=10, put_seconds=0.05, memory_mb=200, extents=50_000, commits=40,
     staged_blocks=1000, segments=(16,),
 )  # fmt: skip
 TINY = Sizes(
-    rounds=1, write_events=2_000, batch_mb=1, read_events=2_000, acks=3, tail_events=3, idle_tail_events=1,
+    rounds=1, write_events=2_000, batch_mb=1, batch_rounds=1, read_events=2_000, acks=3, tail_events=3, idle_tail_events=1,
     process_events=2_000, puts=4, put_mb=2, put_seconds=0.01, memory_mb=4, extents=500, commits=3, staged_blocks=20, segments=(2,),
 )  # fmt: skip
 

@@ -366,9 +366,7 @@ class SegmentCursor:
                 if self._fetching or self._ready:
                     self._waiting.extendleft(reversed(group))
                     break
-                for extent in group:
-                    assert isinstance(extent, Extent)
-                    self._ready.append((extent, _verified(extent, pa.py_buffer(extent.data), self._stream.kind)))
+                self._take_inline(group)
                 continue
             if self._ready:
                 self._waiting.extendleft(reversed(group))
@@ -382,10 +380,32 @@ class SegmentCursor:
         group, task = self._fetching.popleft()
         self._fetching_bytes -= _memory(group)
         try:
-            self._ready.extend(zip(group, task.result(), strict=True))
+            fetched = task.result()
         except CorruptDataError as error:
             self._look_again(group[0], error)
+            return True
+        self._ready.extend(zip(group, fetched, strict=False))
+        if len(fetched) < len(group):
+            self._plan_again_from(group[len(fetched)])
         return True
+
+    def _take_inline(self, group: Sequence[Extent | RowGroups]) -> None:
+        for extent in group:
+            assert isinstance(extent, Extent) and extent.data is not None
+            try:
+                self._ready.append((extent, _verified(extent, pa.py_buffer(extent.data), self._stream.kind)))
+            except CorruptDataError as error:
+                if not self._ready:
+                    self._look_again(extent, error)
+                self._plan_again_from(extent)
+                return
+
+    def _plan_again_from(self, item: Extent | RowGroups) -> None:
+        """What is ready goes first. By the time of this one, whose bytes are damaged or gone, there may be others in its place."""
+        self._waiting.clear()
+        self._fetching.clear()
+        self._fetching_bytes = 0
+        self._planned = item.first
 
     def _open_chunk(self) -> bool:
         """Replace a chunk that is next by its row groups; False if it is gone, and all is planned again."""
@@ -398,7 +418,7 @@ class SegmentCursor:
             if not self._fetching and not self._ready:
                 self._look_again(extent, error)
             else:
-                # What comes before it goes first: by then it is looked for again.
+                # Not what is being fetched, which comes before it.
                 self._waiting.clear()
                 self._planned = extent.first
             return False
@@ -471,7 +491,8 @@ class SegmentCursor:
             self._explain_gap(None)
         found = self._engine.plan(self._row, self.number, self.number + 1, 1)
         if found and found[0].object == item.object:
-            raise error
+            place = {"stream": self._stream.name, "segment": self.segment, "first": item.first, "end": item.end}
+            raise CorruptDataError(error.message, **{**error.facts, **place}) from error
         self.go_back(self.number)
 
     def _is_truncated(self, row: SegmentRow) -> bool:
@@ -488,11 +509,25 @@ def _memory(group: Sequence[Extent | RowGroups]) -> int:
 
 
 def _fetch(engine: Engine, group: Sequence[Extent], kind: str) -> list[pa.Buffer]:
+    """The blocks' bytes, up to the first that is damaged. CorruptDataError if there is none before it."""
     key = group[0].key
     if key is None:
         raise CorruptDataError(f"the catalog names an object {group[0].object} that it does not have", object=str(group[0].object))
-    buffers = engine.storage.get_ranges(key, [(extent.position, extent.length) for extent in group])
-    return [_verified(extent, pa.py_buffer(data), kind) for extent, data in zip(group, buffers, strict=True)]
+    try:
+        buffers = engine.storage.get_ranges(key, [(extent.position, extent.length) for extent in group])
+        return [_verified(extent, pa.py_buffer(data), kind) for extent, data in zip(group, buffers, strict=True)]
+    except CorruptDataError:
+        if len(group) == 1:
+            raise
+    found: list[pa.Buffer] = []
+    for extent in group:
+        try:
+            found += _fetch(engine, [extent], kind)
+        except CorruptDataError:
+            if not found:
+                raise
+            break
+    return found
 
 
 def _verified(extent: Extent, data: pa.Buffer, kind: str) -> pa.Buffer:
