@@ -238,3 +238,44 @@ def test_a_flipped_bit_in_the_catalogs_own_block_is_a_corrupt_data_error(damaged
     with pytest.raises(hw.CorruptDataError):
         _values(damaged)
     assert _values(damaged, OTHER) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", ["flipped", "cut short"])
+def test_what_lies_before_and_behind_damage_is_read_by_every_reader(tmp_path: Path, size: int, how: str) -> None:
+    with hw.open(tmp_path / "store", upkeep=False) as store:
+        stream = store.create_stream(STREAM)
+        cuts = []
+        with stream.writer() as writer:
+            for number in range(5):
+                cuts.append(stream.tail())
+                writer.write((b"%d" % number).ljust(size, b".")).result()
+        is_inline = not _extents(store, STREAM)
+        if not is_inline:
+            key, position, length = _extents(store, STREAM)[2]
+            path = tmp_path / "store" / key
+            os.truncate(path, position + length - 1) if how == "cut short" else _flip(path, position + length // 2)
+        else:
+            cut = "substr(data, 1, 100)" if how == "cut short" else "CAST(data || x'00' AS BLOB)"
+            store._engine.database.write(lambda tx: tx.run(f"UPDATE inline_block SET data = {cut} WHERE first = 2"))
+
+        def read(found: Iterator[bytes]) -> tuple[list[bytes], hw.CorruptDataError]:
+            values = []
+            with pytest.raises(hw.CorruptDataError) as failure:
+                for value in found:
+                    values.append(value[:1])
+            return values, failure.value
+
+        with store.reader_group("g", [STREAM]).reader("r") as reader:
+            for found in (
+                (event.value for event in stream.read()),
+                (event.value for event in stream.read(follow=True)),
+                (value.as_py() for part in stream.ranges() for batch in part.to_batches() for value in batch.column("value")),
+                (event.value for event in reader),
+            ):
+                values, error = read(found)
+                assert values == [b"0", b"1"]
+                assert error.object is not None
+                assert {"stream": STREAM, "segment": 0, "first": 2, "end": 3}.items() <= error.facts.items()
+        if is_inline or how == "flipped":
+            assert [event.value[:1] for event in stream.read(start=cuts[3])] == [b"3", b"4"], "a program can go on behind it"

@@ -64,6 +64,11 @@ class Refused(NamedTuple):
 PartResult = Stored | Refused
 
 
+#: Of values, so that one statement moves many on PostgreSQL.
+_MOVE_TAILS = (
+    "UPDATE segment SET tail = moved.column1, bytes = bytes + moved.column2, appended_at = moved.column3 "
+    "FROM (VALUES (?, ?, ?, ?, ?)) AS moved WHERE stream = moved.column4 AND number = moved.column5"
+)
 _INSERT_OBJECT = "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
 
 
@@ -193,10 +198,7 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
             held[part.stream, part.writer] = (part.last_number, part.generation)
         results.append(Stored(tuple(firsts), appended_at))
 
-    tx.defer(
-        "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = ?",
-        [(tail.tail, tail.bytes, tail.appended_at, *key) for key, tail in touched.items()],
-    )
+    tx.defer(_MOVE_TAILS, [(tail.tail, tail.bytes, tail.appended_at, *key) for key, tail in touched.items()])
     tx.defer(_INSERT_OBJECT, [(*stored, flush.session) for stored in flush.objects])
     tx.defer("INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents)
     tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks)

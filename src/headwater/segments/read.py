@@ -492,7 +492,7 @@ class SegmentCursor:
         found = self._engine.plan(self._row, self.number, self.number + 1, 1)
         if found and found[0].object == item.object:
             place = {"stream": self._stream.name, "segment": self.segment, "first": item.first, "end": item.end}
-            raise CorruptDataError(error.message, **{**error.facts, **place}) from error
+            raise CorruptDataError(error.message, error.object, **{**error.facts, **place}) from error
         self.go_back(self.number)
 
     def _is_truncated(self, row: SegmentRow) -> bool:
