@@ -18,6 +18,8 @@ class LaneWriter:
         self._stream = stream
         self._lane = lane
         self._is_closed = False
+        #: What ended it, once the caller was told.
+        self._told: HeadwaterError | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -31,13 +33,14 @@ class LaneWriter:
         """
         with self._lane.lock:
             run = self._lane.last_run
-            if run is None and self._lane.error is not None:
-                raise self._lane.error
+            error = self._lane.error if run is None else None
         if run is not None:
             if not run.ended:
                 self._flusher.wait_for(run)
-            if run.error is not None:
-                raise run.error
+            error = run.error
+        if error is not None:
+            self._told = error
+            raise error
 
     def close(self) -> None:
         """Take no more, and flush. Closing again does nothing; after UnavailableError the writer is open, and closing it tries again."""
@@ -45,18 +48,21 @@ class LaneWriter:
             with self._lane.lock:
                 # Before the flush: what another thread gives from here on is refused, and what it gave before is in the last run.
                 self._is_closed = True
+            told = self._told
             try:
                 self.flush()
             except BaseException as error:
                 # What another try can't mend ends the writer: nobody is told of it twice.
                 self._is_closed = isinstance(error, HeadwaterError) and not isinstance(error, UnavailableError)
-                raise
+                if told is None or error is not told:
+                    raise
 
     def _check_open(self) -> None:
         """Refuse to take more. For one who holds the lane's lock, so that no `close` comes in between."""
         if self._is_closed:
             raise InvalidRequestError("this writer is closed")
         if self._lane.error is not None:
+            self._told = self._lane.error
             raise self._lane.error
 
     def abandon(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import stat
 import threading
@@ -92,13 +93,20 @@ def open(
         path = text = os.path.abspath(parse_file_url(text) if "://" in text else _expand_home(text))
         if catalog is None:
             refuse_network_mount(path)
-        _check_directory(path, create)
-        storage = open_storage(path, storage_options or {})
-        database = _open_postgres(catalog) if catalog else _open_sqlite(path, storage, create)
+        # Before the directory is made: of a server that does not answer, nothing stays.
+        server = _open_postgres(catalog) if catalog else None
+        try:
+            _check_directory(path, create)
+            storage = open_storage(path, storage_options or {})
+            database = server or _open_sqlite(path, storage, create)
+        except BaseException:
+            if server is not None:
+                server.close()
+            raise
     else:
         if catalog is None and scheme in ("s3", "gs", "az"):
             raise InvalidRequestError(
-                f"a store at {scheme}:// needs a catalog on PostgreSQL: hw.open({text!r}, catalog='postgresql://...')"
+                f"a store at {scheme}:// needs a catalog on PostgreSQL: hw.open({text!r}, catalog='postgresql://...'), or --catalog"
             )
         storage = open_storage(text, storage_options or {})
         assert catalog is not None, "other schemes have no storage"
@@ -144,13 +152,13 @@ def _open_sqlite(path: str, storage: Storage, create: bool) -> Database:
     # Asked before the catalog, which comes first in a new store: so another process that is just making it is not taken for a loss.
     has_identity = storage.size(_IDENTITY_KEY) is not None
     if not os.path.exists(file):
-        if not create:
-            raise NotFoundError(f"there is no headwater store at {path}")
         if has_identity:
             raise InvalidRequestError(
                 f"{path} has the files of a store, but no catalog.sqlite: put it back, "
-                "or give the catalog if that is on PostgreSQL (catalog='postgresql://...')"
+                "or give the catalog if that is on PostgreSQL (catalog='postgresql://...', --catalog)"
             )
+        if not create:
+            raise NotFoundError(f"there is no headwater store at {path}")
     return SqliteDatabase(file)
 
 
@@ -171,9 +179,11 @@ def _check_directory(path: str, create: bool) -> None:
         raise InvalidRequestError(f"{path} is not a directory: a store is one") from None
     except FileExistsError:
         raise InvalidRequestError(f"{path} is a file: a store is a directory") from None
-    except ValueError as error:
-        raise InvalidRequestError(f"{path!r} can't name a directory: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{shown(path)} can't name a directory: {error}") from None
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise InvalidRequestError(f"{shown(path)} can't name a directory: {error.strerror}") from None
         raise UnavailableError(f"the directory {path} can't be used as a store: {error.strerror}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -12,7 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from headwater.batch import SegmentRange
-from headwater.catalog import watermarks
+from headwater.catalog import streams, watermarks
 from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.lanewriter import LaneWriter
 from headwater.model.arguments import MOST, check_seconds, check_time, check_whole, shown
@@ -183,7 +184,21 @@ class Writer(LaneWriter):
                     ack._run = run
                     ack._index = index
                     return ack
-        return self._write_slowly(*self._check(value, key, time), time, number)
+        try:
+            checked = self._check(value, key, time)
+        except InvalidRequestError as error:
+            raise self._explained(error) from error.__cause__
+        return self._write_slowly(*checked, time, number)
+
+    def _explained(self, error: InvalidRequestError) -> InvalidRequestError:
+        """The same; with what to do if the schema that an event does not fit is no longer the stream's."""
+        with suppress(HeadwaterError):
+            if not self._stream.is_opaque:
+                row = self._store._engine.read(streams.get_stream, self._stream.id)
+                if row.schema_version != self._stream.schema_version:
+                    now = "the stream's schema was changed since this writer was opened: open another one"
+                    return InvalidRequestError(f"{error.message}; {now}", **error.facts)
+        return error
 
     def _write_slowly(self, value: Any, key: bytes | None, size: int, time: datetime | None, number: int | None) -> Ack:
         if number is not None and not self._named:
@@ -216,7 +231,10 @@ class Writer(LaneWriter):
         self._check_open()
         if number is not None and not self._named:
             raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
-        chunk = batch_chunk(batch, key, self._stream)
+        try:
+            chunk = batch_chunk(batch, key, self._stream)
+        except InvalidRequestError as error:
+            raise self._explained(error) from error.__cause__
         size = chunk.columns.nbytes + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
         if chunk.count == 0:
             return _batch_ack(None, list) if number is None else self._write_empty(number)
@@ -285,6 +303,7 @@ class Writer(LaneWriter):
         """Flush, then end. Closing again does nothing."""
         if not self._is_closed:
             if self._noted_us is not None:
+                told = self._told
                 try:
                     self._store_note()
                     self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
@@ -292,7 +311,7 @@ class Writer(LaneWriter):
                     raise
                 except HeadwaterError:
                     # Sealed, gone or fenced: it needs no note. Whether its events were stored, the flush below tells, once.
-                    pass
+                    self._told = told
             self._plain_lane = None
             super().close()
             if self._named:

@@ -108,6 +108,23 @@ def test_a_store_in_memory_that_is_missing_is_named_by_its_address() -> None:
         hw.open("memory://never made", create=False)
 
 
+@pytest.mark.parametrize("create", [True, False])
+def test_a_path_that_no_directory_can_have_is_refused(tmp_path: Path, create: bool) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / ("x" * 300), tmp_path.joinpath(*["x"] * 2500), tmp_path / "loop" / "x"):
+        with pytest.raises(hw.InvalidRequestError if create else hw.NotFoundError):
+            hw.open(path, create=create)
+
+
+@pytest.mark.parametrize("rest", ["?z=1", "#y", "?", "#"])
+def test_a_url_whose_path_would_end_early_is_refused(tmp_path: Path, rest: str) -> None:
+    with pytest.raises(hw.InvalidRequestError, match="%3F"):
+        hw.open(f"file://{tmp_path}/store{rest}")
+    assert list(tmp_path.iterdir()) == []
+    with hw.open(f"file://{tmp_path}/a%3Fb%23c"):
+        assert (tmp_path / "a?b#c").is_dir()
+
+
 def test_a_store_that_lost_its_catalog_is_left_as_it_is(tmp_path: Path) -> None:
     with hw.open(tmp_path / "store") as store, store.create_stream("a/x").writer() as writer:
         writer.write("x")
@@ -116,7 +133,7 @@ def test_a_store_that_lost_its_catalog_is_left_as_it_is(tmp_path: Path) -> None:
     before = sorted((tmp_path / "store").rglob("*"))
     with pytest.raises(hw.InvalidRequestError, match=r"no catalog\.sqlite: put it back"):
         hw.open(tmp_path / "store")
-    with pytest.raises(hw.NotFoundError, match="no headwater store"):
+    with pytest.raises(hw.InvalidRequestError, match=r"no catalog\.sqlite: put it back, or give the catalog"):
         hw.open(tmp_path / "store", create=False)
     assert sorted((tmp_path / "store").rglob("*")) == before
     for file in tmp_path.glob("catalog.sqlite*"):
@@ -153,6 +170,7 @@ def test_a_catalog_that_can_not_be_reached_is_unavailable(tmp_path: Path) -> Non
     with pytest.raises(hw.UnavailableError, match="out of reach") as caught:
         hw.open(tmp_path / "store", catalog=f"postgresql://me:geheim@/none?host={tmp_path}")
     assert "geheim" not in str(caught.value)
+    assert not (tmp_path / "store").exists(), "nothing stays of it"
 
 
 def test_a_catalog_s_address_that_makes_no_sense_is_refused(tmp_path: Path) -> None:

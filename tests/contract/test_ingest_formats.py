@@ -249,6 +249,25 @@ def test_bad_rows_go_to_a_stream_of_their_own(
     assert ingest(store, tmp_path, "a/rows", bad_rows="a/dead").bad_rows == 0 and len(values(store, "a/dead")) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", b"f,d\n0.5,inf\n1e300,1\n"),
+        ("a.csv", b"f,d\n-Infinity,1\n1,-1e400\n"),
+        ("a.jsonl", b'{"f": 0.5, "d": 1e300}\n{"f": 1e300}\n'),
+        ("a.parquet", pa.table({"f": [0.5, 1e300]})),
+    ],
+    ids=["csv float", "csv double", "json", "parquet"],
+)
+def test_a_number_that_would_become_infinite_is_a_bad_row(store: hw.Store, tmp_path: Path, name: str, data: bytes | pa.Table) -> None:
+    path = tmp_path / name
+    pq.write_table(data, path) if isinstance(data, pa.Table) else path.write_bytes(data)
+    store.create_stream("a/rows", schema=pa.schema([("f", pa.float32()), ("d", pa.float64())]))
+    assert ingest(store, path, "a/rows", bad_rows="a/dead").bad_rows == 1
+    (letter,) = (json.loads(value) for value in values(store, "a/dead"))
+    assert "would become infinite" in letter["reason"] and len(values(store)) == 1
+
+
 def test_rows_of_parquet_with_values_that_no_reader_could_get_are_bad_rows(store: hw.Store, tmp_path: Path) -> None:
     schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us")), ("tags", pa.list_(pa.string()))])
     store.create_stream("a/rows", schema=schema)

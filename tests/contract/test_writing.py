@@ -585,14 +585,31 @@ def test_opening_a_writer_again_in_this_process_fences_the_older_one(store: hw.S
         lambda: ack.result(WAIT_SECONDS),
         lambda: older.write("stale", number=3),
         lambda: older.write_batch(batch(b"stale")),
-        older.close,
     ):
         with pytest.raises(hw.FencedError):
             call()
-    older.abandon()
+    older.close()  # That it was fenced was told.
     newer.write("two", number=2)
     newer.close()
     assert values(stream) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("tell", ["flush", "write", None])
+def test_what_ended_a_writer_is_told_once(local_store: hw.Store, tell: str | None) -> None:
+    stream = local_store.create_stream("a/x")
+    older = stream.writer("w")
+    stream.writer("w").close()
+    ack = older.write("stale")
+    until(lambda: ack.done)
+    if tell is not None:
+        with pytest.raises(hw.FencedError):
+            older.flush() if tell == "flush" else older.write("more")
+        older.close()
+    else:
+        with pytest.raises(hw.FencedError):
+            older.close()
+    older.close()
+    local_store.close()
 
 
 TAKE_OVER = """

@@ -49,8 +49,10 @@ def run_demo(folder: Path, *arguments: str, seconds: float = 110.0) -> subproces
 
 @pytest.mark.slow
 def test_the_demo_holds_through_kills_and_a_split(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    done = run_demo(folder, "--no-spark", "--files", "6", "--events", "200", "--kills", "3", "--rate", "500", "--seed", "7")
+    folder, apart = tmp_path / "demo", tmp_path / "apart"
+    options = "--no-spark", "--files", "6", "--events", "200", "--kills", "3", "--rate", "500", "--seed", "7"
+    done = run_demo(folder, *options, "--store", str(apart))
+    assert (apart / "catalog.sqlite").exists() and not (folder / "store").exists()
     said = [line.strip() for line in done.stdout.splitlines()]
     for line in (
         "1,200 of 1,200 events stored",
@@ -66,12 +68,12 @@ def test_the_demo_holds_through_kills_and_a_split(tmp_path: Path) -> None:
     assert "the ingester died 3 times, and every event counts once" in done.stdout
     assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")
     # What it tells one to try works.
-    tries = [line for line in said if line.endswith(f"--store {folder / 'store'}")]
+    tries = [line for line in said if line.endswith(f"--store {apart}")]
     assert len(tries) == 3
     for line in tries:
         arguments = line.split()[1:]
         assert subprocess.run([*COMMAND[:-1], *arguments], capture_output=True, timeout=60).returncode == 0, line
-    with hw.open(folder / "store", create=False, upkeep=False) as store:
+    with hw.open(apart, create=False, upkeep=False) as store:
         stream = store.stream("demo/readings")
         files = sorted((folder / "files").iterdir())
         assert prove(stream, files).holds
@@ -120,8 +122,9 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(tmp_path: Path, by: signa
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    done = subprocess.run([*COMMAND, "--folder", str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "is not empty" in done.stderr
+    for option in ("--folder", "--store"):
+        done = subprocess.run([*COMMAND, option, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "is not empty" in done.stderr and option in done.stderr
     assert os.listdir(tmp_path) == ["mine"]
 
 

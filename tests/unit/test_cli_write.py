@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 import headwater as hw
 from headwater.cli import main
-from headwater.cli.lines import read_lines
+from headwater.cli.lines import BadLineError, read_lines
 from headwater.segments.engine import Engine
 
 
@@ -36,9 +37,7 @@ def url(tmp_path: Path) -> Path:
     return url
 
 
-def _schema() -> object:
-    import pyarrow as pa
-
+def _schema() -> pa.Schema:
     return pa.schema(
         [pa.field("user", pa.string(), nullable=False), pa.field("n", pa.int64()), pa.field("at", pa.timestamp("us", tz="UTC"))]
     )
@@ -186,8 +185,10 @@ def test_one_key_written_by_the_command_and_the_api_lands_in_one_segment(url: Pa
 
 def test_a_line_longer_than_an_event_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.cli.lines.EVENT_BYTES", 100)
-    with pytest.raises(hw.InvalidRequestError, match="over 100 bytes"):
-        _pieces(b"x" * 200, 10)
+    for size in (10, 100):
+        assert _pieces(b"y\n" + b"x" * 100 + b"\nz", size)
+        with pytest.raises(BadLineError, match="line 2: it has over 100 bytes"):
+            _pieces(b"y\n" + b"x" * 101 + b"\nz", size)
 
 
 def test_a_named_writer_without_numbers_goes_on_after_its_last_one_and_repeats_what_it_is_given_again(url: Path) -> None:
@@ -238,3 +239,27 @@ def test_of_bytes_no_events_are_counted(url: Path, monkeypatch: pytest.MonkeyPat
         store.create_stream("a/raw", kind="bytes")
     _fail_once(monkeypatch)
     assert write(url, "a/raw", b"raw bytes", code=1).stderr == "headwater: the catalog is out of reach\n"
+
+
+@pytest.mark.parametrize("line", ['{"f": 1e300}', '{"l": [1, 1e300]}', '{"s": {"f": -1e300}}'])
+def test_a_number_too_large_for_its_column_is_refused(url: Path, line: str) -> None:
+    schema = pa.schema([("f", pa.float32()), ("l", pa.list_(pa.float32())), ("s", pa.struct([("f", pa.float32())]))])
+    with hw.open(url) as store:
+        store.create_stream("a/floats", schema=schema)
+    good = '{"f": 0.5, "l": [0.25, null], "s": {"f": 2}}'
+    said = write(url, "a/floats", f"{good}\n{line}\n", code=1).stderr
+    assert "line 2" in said and "would become infinite" in said and "events stored before it: 1" in said
+    assert values(url, "a/floats") == [{"f": 0.5, "l": [0.25, None], "s": {"f": 2.0}}]
+
+
+@pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int64()), pa.list_(pa.duration("us")), pa.float16()], ids=str)
+def test_a_column_that_json_has_no_form_for_is_refused_before_a_line_is_read(url: Path, kind: pa.DataType) -> None:
+    with hw.open(url) as store:
+        store.create_stream("a/odd", schema=pa.schema([("odd", kind)]))
+    assert "JSON lines can't fill the column 'odd'" in write(url, "a/odd", "{}\n", code=1).stderr
+
+
+def test_a_line_that_is_too_long_is_named_and_those_before_it_are_stored(url: Path) -> None:
+    said = write(url, "a/lines", b"one\ntwo\n" + bytes(64 * 1024 * 1024 + 1) + b"\n", code=1).stderr
+    assert said.startswith("headwater: line 3: it has over 67,108,864 bytes") and said.endswith("events stored before it: 2\n")
+    assert values(url, "a/lines") == [b"one", b"two"]

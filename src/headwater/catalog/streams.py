@@ -9,7 +9,7 @@ from headwater.catalog import tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, to_row
-from headwater.errors import AlreadyExistsError, ConflictError, InvalidRequestError, NotFoundError, SealedError
+from headwater.errors import ConflictError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
 from headwater.model.policies import Retention
@@ -255,11 +255,3 @@ def delete_stream(tx: Tx, stream: int) -> None:
     for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
         tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     tx.run("DELETE FROM stream WHERE id = ?", (stream,))
-
-
-def explain_existing(name: StreamName, differences: list[str]) -> AlreadyExistsError:
-    return AlreadyExistsError(f"stream {name} exists and differs: {'; '.join(differences)}" if differences else f"stream {name} exists")
-
-
-def refuse_kind(row: StreamRow, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{row.full_name} is a stream of {row.kind}, not of {wanted}")

@@ -20,8 +20,9 @@ import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import get_field, json_object, key_of, time_of
+from headwater.ingest.jsonlines import has_no_json
 from headwater.ingest.objects import count_objects
-from headwater.model.columns import check_nested_nulls, check_values
+from headwater.model.columns import cast_column, check_nested_nulls, check_values, with_wide_floats
 from headwater.model.keys import key_bytes, key_column
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import TIME, is_opaque
@@ -71,16 +72,18 @@ Parser: TypeAlias = Callable[[Lines, int], Parsed | None]
 def read_lines(file: BinaryIO, read: Callable[[BinaryIO], bytes]) -> Iterator[Lines]:
     """The lines of a file as they come in, without their line feeds, many at a time. The last one needs none."""
     rest: list[bytes] = []
-    waiting = 0
+    waiting = count = 0
     while piece := read(file):
         end = piece.rfind(b"\n")
+        if waiting + (len(piece) if end < 0 else piece.index(b"\n")) > EVENT_BYTES:
+            raise BadLineError(count + 1, f"it has over {EVENT_BYTES:,} bytes; an event may have that many")
         if end < 0:
             rest.append(piece)
             waiting += len(piece)
-            if waiting > EVENT_BYTES:
-                raise InvalidRequestError(f"a line has over {EVENT_BYTES:,} bytes; an event may have that many")
             continue
-        yield _split(b"".join([*rest, piece[:end]]))
+        lines = _split(b"".join([*rest, piece[:end]]))
+        count += len(lines)
+        yield lines
         rest, waiting = [piece[end + 1 :]], len(piece) - end - 1
     if last := b"".join(rest):
         yield _split(last)
@@ -99,6 +102,11 @@ def parser_for(schema: pa.Schema, columns: Columns) -> Parser:
             raise InvalidRequestError(f"the stream has no column {field!r}; it has {', '.join(schema.names)}")
     if columns.key_regex is not None:
         raise InvalidRequestError("--key-regex is for streams without a schema: use --key")
+    for column in schema:
+        if has_no_json(column.type):
+            raise InvalidRequestError(
+                f"JSON lines can't fill the column {column.name!r}: {column.type}: use the library, or ingest Parquet"
+            )
     return lambda lines, first: _rows(lines, first, schema, columns)
 
 
@@ -185,7 +193,7 @@ def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     data = b"\n".join(texts.to_pylist())
     count_objects(data)
     # Arrow reads times of day and dates from JSON as numbers only; as text they are cast.
-    written = pa.schema([field.with_type(pa.string()) if _is_written_as_text(field.type) else field for field in schema])
+    written = pa.schema([field.with_type(_written_type(field.type)) for field in schema])
     table = pyarrow.json.read_json(
         pa.BufferReader(data),
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 16)),
@@ -204,8 +212,8 @@ def _parse(texts: Lines, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _is_written_as_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_date(kind) or pt.is_time(kind))
+def _written_type(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pt.is_date(kind) or pt.is_time(kind) else with_wide_floats(kind)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -213,7 +221,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if pt.is_time(kind):
         return pa.array([None if text is None else time.fromisoformat(text) for text in column.to_pylist()], kind)
-    return column.cast(kind)
+    return cast_column(column, kind)
 
 
 def _decorate(batch: pa.RecordBatch, line_numbers: Any, columns: Columns) -> Parsed:

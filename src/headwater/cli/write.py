@@ -183,10 +183,10 @@ def _write_lines(
 
 
 def _until_interrupted(writer: hw.Writer, pieces: Iterator[Lines]) -> Iterator[Lines]:
-    """The same pieces. After a Ctrl-C what was given is stored before anything is said of it."""
+    """The same pieces. After a Ctrl-C, and a line that is too long, what was given is stored before anything is said of it."""
     try:
         yield from pieces
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BadLineError):
         writer.flush()
         raise
 

@@ -18,6 +18,7 @@ from headwater.ingest.text import Quoting, TextFile, whole_records
 
 #: Not NaN: that is a number, of its own kind.
 _NULLS = ["", "NULL", "null", "NA", "N/A", "#N/A", "\\N"]
+_INFINITE = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _BLANK_LINES = re.compile(rb"\A(?:[ \t\r]*\n)+")
 
 
@@ -69,11 +70,23 @@ class Delimited:
             batch = _read(data, self._names, self._delimiter, {name: self._read_type(name) for name in self._names})
         except pa.ArrowException as error:
             raise ValueError(self._explain(str(error))) from error
+        self._check_infinite(data, batch)
         for name in filter(self._is_zoned, self._names):
             column = batch.column(name)
             nulls = pc.is_in(column, value_set=pa.array(_NULLS))
             batch = batch.set_column(batch.schema.get_field_index(name), name, pc.if_else(nulls, None, column))
         return self.target.fit(batch)
+
+    def _check_infinite(self, data: bytes, batch: pa.RecordBatch) -> None:
+        """Arrow also makes infinite what is too large: only what says so may be."""
+        for name in self._names:
+            column = batch.column(name)
+            if not pt.is_floating(column.type) or not pc.any(pc.is_inf(column)).as_py():
+                continue
+            texts = _read(data, self._names, self._delimiter, dict.fromkeys(self._names, pa.string())).column(name)
+            for text in texts.filter(pc.is_inf(column)).to_pylist():
+                if not _INFINITE.fullmatch(text.strip()):
+                    raise ValueError(f"column {name!r}: {text.strip()} is too large for {column.type}: it would become infinite")
 
     def _read_type(self, name: str) -> pa.DataType:
         # Arrow wants all of a column to have a zone, or none; ours without one are UTC, so `fit` reads the text.

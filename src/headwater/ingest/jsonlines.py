@@ -19,6 +19,7 @@ from headwater.ingest.plain import split_lines
 from headwater.ingest.sources import SourceFile
 from headwater.ingest.target import Target, as_utc
 from headwater.ingest.text import TextFile, end_of_lines, line_ends, whole_records
+from headwater.model.columns import with_wide_floats
 from headwater.model.schemas import TIME
 
 
@@ -28,10 +29,10 @@ class JsonLines:
     def __init__(self, target: Target) -> None:
         self.target = target
         for field in target.schema:
-            if _has_map(field.type):
+            if has_no_json(field.type):
                 raise InvalidRequestError(f"JSON lines can't fill the column {field.name!r}: {field.type}: ingest Parquet or Avro")
         # Arrow reads times of day and dates from JSON as numbers only; as text they are cast. What is missing, `fit` says best.
-        fields = [field.with_type(pa.string()) if _is_text(field.type) else field for field in target.schema]
+        fields = [field.with_type(pa.string() if _is_text(field.type) else with_wide_floats(field.type)) for field in target.schema]
         self._written = pa.schema([field.with_nullable(True) for field in fields])
 
     def begin(self, text: TextFile) -> Position:
@@ -112,10 +113,11 @@ def _from_text(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind) if pt.is_date(kind) else column
 
 
-def _has_map(kind: pa.DataType) -> bool:
-    if pt.is_map(kind):
+def has_no_json(kind: pa.DataType) -> bool:
+    """Whether a type has something in it that Arrow does not read from JSON."""
+    if pt.is_map(kind) or pt.is_float16(kind) or pt.is_duration(kind):
         return True
-    return any(_has_map(kind.field(index).type) for index in range(kind.num_fields)) if pt.is_nested(kind) else False
+    return any(has_no_json(kind.field(index).type) for index in range(kind.num_fields)) if pt.is_nested(kind) else False
 
 
 def _time_or_not(column: pa.Array) -> pa.DataType:

@@ -10,7 +10,7 @@ import pyarrow.types as pt
 
 from headwater.errors import InvalidRequestError
 from headwater.ingest.fields import time_of
-from headwater.model.columns import check_nested_nulls, check_values
+from headwater.model.columns import cast_column, check_nested_nulls, check_values
 from headwater.model.keys import key_column
 from headwater.model.schemas import OPAQUE, TIME, is_opaque
 
@@ -94,7 +94,7 @@ def as_type(column: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     try:
         if pt.is_timestamp(kind) and kind.tz is not None:
             return as_utc(column).cast(kind)
-        return column.cast(kind)
+        return cast_column(column, kind)
     except pa.ArrowException as error:
         raise ValueError(f"the column {name!r} takes {kind}: {error}") from error
 

@@ -137,6 +137,32 @@ def plain_column(column: pa.Array) -> pa.Array:
     return column
 
 
+def cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in another type. ArrowException if a value does not fit; Arrow itself makes infinite what is too large for a float."""
+    cast = column.cast(kind)
+    if _infinities(cast) > _infinities(column):
+        raise pa.ArrowInvalid(f"a number is too large for {kind}: it would become infinite")
+    return cast
+
+
+def _infinities(column: pa.Array) -> int:
+    kind = column.type
+    if pt.is_floating(kind):
+        return int(np.isinf(column.drop_null().to_numpy(zero_copy_only=False)).sum())
+    return sum(_infinities(child) for _, child in _children(column)) if pt.is_nested(kind) else 0
+
+
+def with_wide_floats(kind: pa.DataType) -> pa.DataType:
+    """A type of JSON with room for any number, for `cast_column` to see what does not fit."""
+    if pt.is_float32(kind):
+        return pa.float64()
+    if pt.is_list(kind):
+        return pa.list_(kind.value_field.with_type(with_wide_floats(kind.value_type)))
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(with_wide_floats(field.type)) for field in kind])
+    return kind
+
+
 def check_nested_nulls(path: str, column: pa.Array) -> None:
     """Refuse a column with a null where its type has none. What lies under a null does not count."""
     if not _has_required(column.type):

@@ -149,7 +149,10 @@ class Router:
 
 
 def _open_route(tx: Tx, stream: StreamRef) -> Route:
-    row = streams.get_stream(tx, stream.id)
+    try:
+        row = streams.get_stream(tx, stream.id)
+    except NotFoundError:
+        raise NotFoundError(f"stream {stream.name} was deleted") from None
     if row.sealed_at is not None:
         raise SealedError(f"stream {stream.name} is sealed")
     rows = sorted(segments.list_open_segments(tx, stream.id), key=lambda row: row.keys.start)

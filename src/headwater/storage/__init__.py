@@ -48,6 +48,8 @@ def parse_file_url(url: str) -> str:
         raise InvalidRequestError(f"{url} names a host: a file URL has three slashes, like file:///data/store")
     if not parts.path:
         raise InvalidRequestError(f"{url!r} names no place: give a path, or something like file:///data/store")
+    if "?" in url or "#" in url:
+        raise InvalidRequestError(f"{url}: in a URL, a path's ? is written %3F and its # %23")
     return unquote(parts.path)
 
 

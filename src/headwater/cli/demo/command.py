@@ -35,6 +35,7 @@ _NEWS_LINES = 4
 @click.option(
     "--folder", type=click.Path(path_type=Path, file_okay=False), help="Where to put files and store; a new temporary folder if not given."
 )
+@click.option("--store", "-s", type=click.Path(path_type=Path, file_okay=False), help="Where to put the store; in the folder if not given.")
 @click.option("--files", type=click.IntRange(1, 99), default=50, show_default=True)
 @click.option("--events", type=click.IntRange(min=2), default=1000, show_default=True, help="In each file.")
 @click.option("--kills", type=click.IntRange(min=0), default=6, show_default=True, help="Of the ingester; the Spark driver is killed once.")
@@ -45,7 +46,15 @@ _NEWS_LINES = 4
 @click.option("--seed", type=int, help="For the same files and kills again.")
 @click.option("--json", "as_json", is_flag=True, help="Only the outcome, as JSON.")
 def demo_command(
-    folder: Path | None, files: int, events: int, kills: int, rate: float, spark: bool | None, seed: int | None, as_json: bool
+    folder: Path | None,
+    store: Path | None,
+    files: int,
+    events: int,
+    kills: int,
+    rate: float,
+    spark: bool | None,
+    seed: int | None,
+    as_json: bool,
 ) -> int:
     """See it work: files, to a stream, through Spark, to streams, and every event once.
 
@@ -53,15 +62,15 @@ def demo_command(
     Spark pipeline joins each reading with its sensor's site, and counts readings by site and minute; its driver is killed too. The busy
     segment is split in the middle. Another process follows the tail. Then every event of every stage is counted.
     """
-    if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
-    elif folder.exists() and any(folder.iterdir()):
-        raise click.BadParameter(f"{folder} is not empty", param_hint="--folder")
+    for path, option in ((folder, "--folder"), (store, "--store")):
+        if path is not None and path.exists() and any(path.iterdir()):
+            raise click.BadParameter(f"{path} is not empty", param_hint=option)
+    folder = folder or Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     if spark and not has_spark():
         raise click.UsageError("PySpark is not there: pip install 'headwater[spark]'", click.get_current_context())
     seed = seed if seed is not None else time.time_ns() % 1_000_000
     chosen = has_spark() if spark is None else spark
-    demo = Demo(folder, files=files, events=events, kills=kills, seed=seed, events_per_second=rate, spark=chosen)
+    demo = Demo(folder, files=files, events=events, kills=kills, seed=seed, events_per_second=rate, spark=chosen, store=store)
     if as_json:
         outcome = demo.run(lambda state: None)
         _save_chart(outcome, demo)

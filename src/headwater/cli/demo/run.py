@@ -77,11 +77,22 @@ class Outcome:
 
 
 class Demo:
-    """One run in a folder of its own: `files` is where files arrive, `store` the store."""
+    """One run in a folder of its own: `files` is where files arrive, `store` the store, unless that is elsewhere."""
 
-    def __init__(self, folder: Path, *, files: int, events: int, kills: int, seed: int, events_per_second: float, spark: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        files: int,
+        events: int,
+        kills: int,
+        seed: int,
+        events_per_second: float,
+        spark: bool,
+        store: Path | None = None,
+    ) -> None:
         self.folder = folder
-        self.store_path = folder / "store"
+        self.store_path = store or folder / "store"
         self.files_path = folder / "files"
         self.chart_path = folder / "chart.png"
         self._files, self._events = files, events
