@@ -13,7 +13,7 @@ help:
 	@echo "make test         lint, types and all tests but the long ones (under 10 minutes on 2 cores)"
 	@echo "make test-quick   unit and contract tests without PostgreSQL and the slow ones (under a minute)"
 	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
-	@echo "make bench        the benchmarks behind the numbers in README.md; bench-quick in a minute, bench-full with 10 GB"
+	@echo "make bench        the benchmarks of docs/benchmarks.md; bench-quick in a minute, bench-full with 10 GB"
 	@echo "make bench-peers  the same work through Kafka, Redis, NATS, Pravega and Spark (25 minutes; FLAGS=--quick for less)"
 	@echo "make soak         10 GB through one process with upkeep beside it: memory and the catalog must stay flat"
 	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"
@@ -64,7 +64,7 @@ clean:
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Spark's JVMs then start in half the time.
+# Spark's sessions then start in two thirds of the time.
 $(CLASSES): $(VENV)
 	@echo "keeping Spark's classes, once, for faster starts"
 	@.venv/bin/python -m headwater.spark.keep >.venv/classes.log 2>&1 && touch $(CLASSES) || echo "that failed, see .venv/classes.log: it starts as usual"

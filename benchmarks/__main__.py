@@ -132,7 +132,7 @@ def make_table(results: Sequence[Result]) -> Table:
             "" if result.limit is None else _readable(result.limit),
             result.limit_name,
             "" if result.ratio is None else f"{result.ratio:.2f}x",
-            "" if result.goal is None else _goal_text(result.goal),
+            "" if result.goal is None else _goal_text(result.goal, result.unit),
             {None: "", True: "[green]yes", False: "[red]no"}[result.reached],
         )
         earlier = result.name
@@ -150,16 +150,16 @@ def make_markdown(results: Sequence[Result]) -> str:
             "" if result.limit is None else _readable(result.limit),
             result.limit_name,
             "" if result.ratio is None else f"{result.ratio:.2f}x",
-            "" if result.goal is None else _goal_text(result.goal),
+            "" if result.goal is None else _goal_text(result.goal, result.unit),
             {None: "", True: "yes", False: "no"}[result.reached],
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _goal_text(goal: Goal) -> str:
+def _goal_text(goal: Goal, unit: str) -> str:
     sign = ">=" if goal.at_least else "<="
-    return f"{sign} {_readable(goal.bound)}{'x' if goal.of == 'ratio' else ''}"
+    return f"{sign} {_readable(goal.bound)}{'x' if goal.of == 'ratio' else f' {unit.split()[0]}'}"
 
 
 def _readable(figure: float) -> str:

@@ -1,5 +1,7 @@
 """Headwater: a store for data streams, and the exactly-once pipelines that fill and drain it."""
 
+import typing as _typing
+
 from headwater.batch import ChunkRange, SegmentRange
 from headwater.bytestream import ByteReader, ByteWriter
 from headwater.catalog.tables import ABSENT
@@ -85,3 +87,14 @@ __all__ = [
     "Writer",
     "open",
 ]
+
+if _typing.TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        if name == "__version__":
+            from importlib.metadata import version  # it takes longer than most of the rest
+
+            return version("headwater")
+        raise AttributeError(f"module 'headwater' has no attribute {name!r}")

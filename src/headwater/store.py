@@ -518,7 +518,7 @@ class Store:
         self._check_open()
         return Revisioned(self._engine, self._flusher, self._open_inner(name, "revisioned", None))
 
-    def synchronizer(self, name: str, initial: S, apply: Callable[[S, U], S]) -> Synchronizer[S, U]:
+    def synchronizer(self, name: str, initial: S, apply: Callable[[S, Any], S]) -> Synchronizer[S, Any]:
         """Create or open state that many processes share; it is fetched once. All must give the same `initial` and `apply`."""
         check_rules(initial, apply)
         synchronizer = Synchronizer(self.revisioned(name), initial, apply)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from types import ModuleType
+
+import pytest
 
 import headwater
 
@@ -23,6 +26,12 @@ def test_all_names_what_is_public_and_nothing_else() -> None:
     public = {name for name in dir(headwater) if not name.startswith("_") and not isinstance(getattr(headwater, name), ModuleType)}
     dunders = {name for name in headwater.__all__ if name.startswith("__")}
     assert set(headwater.__all__) == (public - {"annotations"}) | dunders
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert headwater.__version__ == version("headwater")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(headwater, "nothing")  # noqa: B009
 
 
 def test_import_loads_no_heavy_library_and_is_quick() -> None:
