@@ -101,6 +101,23 @@ def test_after_a_burst_a_few_connections_are_kept_and_the_others_given_back(data
     wait_until(lambda: database.query(mine) == [(8,)])
 
 
+def test_a_connection_in_use_while_the_catalog_is_closed_is_closed_when_it_is_given_back(database: PostgresDatabase) -> None:
+    in_use, closed = threading.Event(), threading.Event()
+
+    def work(tx: Tx) -> None:
+        tx.run("SELECT 1")
+        in_use.set()
+        assert closed.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(database.read, work)
+        assert in_use.wait(60)
+        database.close()
+        closed.set()
+        done.result(60)
+    assert [connection for connection in database._connections if not connection.closed] == []
+
+
 def test_who_tells_and_hears_of_changes_ends_quietly_when_the_catalog_was_let_go_of(postgres_url: str) -> None:
     database = PostgresDatabase(postgres_url)
     changes = database._changes

@@ -144,8 +144,8 @@ def test_a_stream_sealed_under_pipelined_writes_keeps_what_was_acked_and_refuses
             for number in range(4000, 1_000_000):
                 acks.append(writer.write(b"%d" % number, key=f"k{number % 5}"))
         with pytest.raises(hw.SealedError):
-            writer.close()
-        writer.abandon()
+            writer.flush()
+        writer.close()
         stored = {}
         for number, ack in enumerate(acks):
             with contextlib.suppress(hw.SealedError):

@@ -104,6 +104,7 @@ class PostgresDatabase:
     def _begin(self) -> None:
         self._pool_lock = threading.Lock()
         self._idle: list[Pipeline] = []
+        self._is_closed = False
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changes = PostgresChanges(self)
 
@@ -153,7 +154,8 @@ class PostgresDatabase:
 
     def _give_back(self, pipeline: Pipeline) -> None:
         with self._pool_lock:
-            is_kept = pipeline.is_idle and len(self._idle) < _MOST_IDLE
+            # What another thread used while this was closed is not kept: nobody would close it.
+            is_kept = pipeline.is_idle and len(self._idle) < _MOST_IDLE and not self._is_closed
             if is_kept:
                 self._idle.append(pipeline)
         if not is_kept:
@@ -260,6 +262,7 @@ class PostgresDatabase:
 
     def close(self) -> None:
         self._changes.close()
+        self._is_closed = True
         self._close_idle()
 
 
