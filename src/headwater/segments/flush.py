@@ -29,8 +29,9 @@ from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
 from headwater.segments.routing import Router
 
 #: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones, and so is
-#: reading what they stored. Less will do while somebody waits, who may not give more until all of it is stored, or where storage is far.
-_OVERLAP_BYTES = 16 * MIB
+#: reading what they stored. Not a whole flush, which batches seldom fill. Less will do while somebody waits, who may not give more until
+#: all of it is stored, or where storage is far.
+_OVERLAP_BYTES = 12 * MIB
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 #: Beside two, none begins while they have more than this: of events that were given one by one, two keep a disk busy.
 _UNDER_WAY_BYTES = 48 * MIB
