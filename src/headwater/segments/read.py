@@ -395,9 +395,10 @@ class SegmentCursor:
             try:
                 self._ready.append((extent, _verified(extent, pa.py_buffer(extent.data), self._stream.kind)))
             except CorruptDataError as error:
-                if not self._ready:
+                if self._ready:
+                    self._plan_again_from(extent)
+                else:
                     self._look_again(extent, error)
-                self._plan_again_from(extent)
                 return
 
     def _plan_again_from(self, item: Extent | RowGroups) -> None:
