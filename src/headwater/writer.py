@@ -235,11 +235,12 @@ class Writer(LaneWriter):
             chunk = batch_chunk(batch, key, self._stream)
         except InvalidRequestError as error:
             raise self._explained(error) from error.__cause__
-        size = chunk.columns.nbytes + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
+        total = int(chunk.columns.nbytes)
+        size = total + (chunk.keys.nbytes if chunk.keys is not None else 0) + 8 * chunk.count
         if chunk.count == 0:
             return _batch_ack(None, list) if number is None else self._write_empty(number)
         # By its data: `size` counts what it takes in memory and in the catalog besides.
-        if (data := _batch_bytes(chunk)) > BATCH_BYTES:
+        if (data := _batch_bytes(chunk, total)) > BATCH_BYTES:
             if self._named:
                 limit = f"a named writer stores a batch whole, up to {BATCH_BYTES:,}: give it in smaller ones"
                 raise InvalidRequestError(f"this batch has {data:,} bytes; {limit}")
@@ -383,9 +384,8 @@ def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
     return Chunk(pa.RecordBatch.from_arrays(columns, schema=stream.schema), keys, times)
 
 
-def _batch_bytes(chunk: Chunk) -> int:
+def _batch_bytes(chunk: Chunk, total: int) -> int:
     """What counts of a batch: its values, as for single events. Offsets and nulls count only where they are more than a batch may have."""
-    total = int(chunk.columns.nbytes)
     return min(total, data_bytes(chunk.columns.columns)) if BATCH_BYTES < total <= 2 * BATCH_BYTES else total
 
 

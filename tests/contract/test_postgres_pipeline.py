@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 import headwater as hw
@@ -83,6 +84,20 @@ def test_what_goes_behind_is_run_and_nobody_waits_for_it_or_hears_of_its_errors(
     assert pipeline.is_idle
     assert pipeline.run([("SELECT max(n), count(*) FROM t", ())]) == [[(6, 6)]]
     assert pipeline.run([("BEGIN", ()), ("SELECT 1", ())]) == [[], [(1,)]] and not pipeline.is_idle
+
+
+def test_what_goes_behind_a_transaction_that_failed_does_no_harm(pipeline: Pipeline) -> None:
+    pipeline.run([("CREATE TABLE t (n BIGINT)", ())])
+    behind = "INSERT INTO t VALUES (?)", (1,)
+    for _ in range(5):  # It would be prepared on the way, and can't be in there.
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            pipeline.run([("BEGIN", ()), ("SELECT 1 / 0", ()), ("COMMIT", ())], behind)
+        assert pipeline.is_open and not pipeline.is_idle
+        pipeline.run([("ROLLBACK", ())])
+        assert pipeline.is_idle
+    for number in range(5):
+        assert pipeline.run([("BEGIN", ()), ("SELECT count(*) FROM t", ()), ("COMMIT", ())], behind) == [[], [(number,)], []]
+        assert pipeline.is_idle
 
 
 def test_much_in_both_directions_does_not_stand_still(pipeline: Pipeline) -> None:
@@ -158,6 +173,33 @@ def test_the_notice_of_a_commit_goes_behind_it_and_says_where_to_look(postgres_u
                 # Others are of what was before, or of several at once.
                 payload = next(payload for payload in notices if where in payload.split())
                 assert "secret" not in payload and len(payload.split()) % 2 == 0
+
+
+def test_a_flush_to_many_segments_is_two_round_trips_and_its_notice_goes_behind(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hw.open(tmp_path, catalog=postgres_url, upkeep=False) as store:
+        stream = store.create_stream("s/many", scaling=hw.Scaling.fixed(16))
+        trips: list[tuple[list[str], Statement | None]] = []
+        run = Pipeline.run
+
+        def counted(pipeline: Pipeline, statements: Iterable[Statement], behind: Statement | None = None) -> list[list[Row]]:
+            statements = list(statements)
+            trips.append(([sql for sql, _ in statements], behind))
+            return run(pipeline, statements, behind)
+
+        with stream.writer() as writer:
+            batch = pa.table({"value": [b"x" * 100] * 1000, "key": range(1000)})
+            writer.write_batch(batch, key="key").result()
+            time.sleep(0.1)
+            monkeypatch.setattr(Pipeline, "run", counted)
+            writer.write_batch(batch, key="key").result()
+            monkeypatch.undo()
+        (locks, nothing), (changes, notice) = trips
+        assert nothing is None and sum("FOR UPDATE" in sql for sql in locks) == 2
+        assert sum("UPDATE segment" in sql for sql in changes) == sum("INSERT INTO extent" in sql for sql in changes) == 1
+        assert notice is not None and len(notice[1][1].split()) == 2 * 16, "it names all segments"
+        assert sum(segment.events for segment in stream.segments()) == 2000
 
 
 def test_a_segment_whose_notices_are_lost_is_read_while_another_has_news_all_the_time(

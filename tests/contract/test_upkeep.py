@@ -435,7 +435,7 @@ class Held:
         self.seconds: list[tuple[float, str]] = []
         write = SqliteDatabase.write
 
-        def timed(database: SqliteDatabase, work: Callable[..., Any], *, repeatable: bool = False) -> Any:
+        def timed(database: SqliteDatabase, work: Callable[..., Any], **options: Any) -> Any:
             began: list[float] = []
 
             def begun(tx: Any) -> Any:
@@ -443,7 +443,7 @@ class Held:
                 return work(tx)
 
             try:
-                return write(database, begun, repeatable=repeatable)
+                return write(database, begun, **options)
             finally:
                 name = next((cell.cell_contents.__name__ for cell in work.__closure__ or () if callable(cell.cell_contents)), "?")
                 self.seconds.append((time.perf_counter() - began[0], name))

@@ -36,8 +36,8 @@ class LosesAnswers:
         self._database.write = self._losing  # type: ignore[method-assign]
         self._database.write_whole = self._losing_whole  # type: ignore[method-assign]
 
-    def _losing(self, work: Callable[..., T], *, repeatable: bool = False) -> T:
-        result: Any = self._write(work, repeatable=repeatable)
+    def _losing(self, work: Callable[..., T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
+        result: Any = self._write(work, repeatable=repeatable, news=news)
         if isinstance(result, Outcome) and self.left:
             self.left -= 1
             raise hw.UnavailableError("the answer was lost")

@@ -43,8 +43,8 @@ class LosesAnswers:
         self._error = error or hw.UnavailableError("the answer was lost")
         self._meanwhile = meanwhile
 
-    def _losing(self, work: Callable[..., T], *, repeatable: bool = False) -> T:
-        result = self._write(work, repeatable=repeatable)
+    def _losing(self, work: Callable[..., T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
+        result = self._write(work, repeatable=repeatable, news=news)
         # A flush is the one repeatable change with a list for an answer.
         return self._lose(result) if isinstance(result, list) and repeatable else result
 

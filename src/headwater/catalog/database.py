@@ -49,18 +49,18 @@ class Database(Protocol):
     def read(self, work: Callable[[Tx], T]) -> T:
         """Run `work` over one consistent look at the catalog."""
 
-    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
+    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
         """Run `work` and commit, durably. What `work` raises rolls back.
 
         `work` may run more than once. If the answer to the commit is lost, `repeatable` work runs again (it recognises that it was
-        done); other work raises OutcomeUnknownError.
+        done); other work raises OutcomeUnknownError. News that will be announced may go along with the commit.
         """
 
     def write_whole(self, statements: Sequence[Statement], *failpoints: str, news: News = NO_NEWS) -> list[list[Row]] | None:
         """Run statements and commit, in one round trip; returns the rows of each. None if a constraint did not hold: nothing was done.
 
-        If the answer is lost, they run again: a constraint must not hold then. The failpoints are passed before the commit. News that
-        will be announced may go along with it.
+        If the answer is lost, they run again: a constraint must not hold then. The failpoints are passed before the commit. News as with
+        `write`.
         """
 
     def announce(self, news: News = NO_NEWS) -> None:

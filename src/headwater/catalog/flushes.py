@@ -78,7 +78,7 @@ def commit_flush(database: Database, flush: Flush, news: News = NO_NEWS) -> list
     FencedError if the session is no longer live. A flush that was committed before is answered from its session, before any other check.
     """
     found = _commit_one(database, flush, news)
-    return database.write(lambda tx: apply_flush(tx, flush), repeatable=True) if found is None else found
+    return database.write(lambda tx: apply_flush(tx, flush), repeatable=True, news=news) if found is None else found
 
 
 def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Any
@@ -36,19 +36,27 @@ def _dialect(sql: str) -> bytes:
     return (first + "".join(f"${number}{text}" for number, text in enumerate(rest, start=1))).encode()
 
 
-def _dump(value: Any) -> tuple[int, bytes | None]:
-    """(the type's number in PostgreSQL, the value in its binary form)."""
-    if value is None:
-        return 0, None
-    if isinstance(value, int):
-        return 20, _pack_int(value)
-    if isinstance(value, str):
-        return 25, value.encode()
-    if isinstance(value, float):
-        return 701, _pack_float(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return 17, bytes(value)
-    raise TypeError(f"a {type(value).__name__} is no value of the catalog")
+class _Forms(dict[type, tuple[int, Callable[[Any], bytes | None]]]):
+    """For each type of value: its number in PostgreSQL, and what gives its binary form."""
+
+    def __missing__(self, kind: type) -> tuple[int, Callable[[Any], bytes | None]]:
+        for base in kind.__mro__:
+            if base in self:
+                return self[base]
+        raise TypeError(f"a {kind.__name__} is no value of the catalog")
+
+
+_FORMS = _Forms(
+    {
+        type(None): (0, lambda value: value),
+        int: (20, _pack_int),
+        str: (25, str.encode),
+        float: (701, _pack_float),
+        bytes: (17, bytes),
+        bytearray: (17, bytes),
+        memoryview: (17, bytes),
+    }
+)
 
 
 class Pipeline:
@@ -88,15 +96,19 @@ class Pipeline:
         done = False
         #: For each answer to come: what is prepared by it, None if it is a statement's own.
         sent: list[_Key | None] = []
+        sent_behind: list[_Key | None] = []
         try:
             for sql, values in statements:
                 self._send(sql, values, sent)
             self._pgconn.pipeline_sync()
             if behind is not None:
-                self._send(*behind, [])
+                self._send(*behind, sent_behind)
                 self._pgconn.pipeline_sync()
             results, error = self._fetch()
             self._is_owed = behind is not None
+            if error is not None:
+                # Whether a transaction is still open is known when all has come.
+                self._fetch_owed()
             done = True
         finally:
             if not done:
@@ -104,15 +116,15 @@ class Pipeline:
                 self.connection.close()
         if error is not None:
             # Those behind it were not prepared either, and those before it are, under names that are not used again.
-            for key in filter(None, sent):
+            for key in filter(None, sent + sent_behind):
                 del self._names[key]
             raise error
         return [self._load(result) for key, result in zip(sent, results, strict=True) if key is None]
 
     def _send(self, sql: str, values: Sequence[Any], sent: list[_Key | None]) -> None:
-        dumped = [_dump(value) for value in values]
-        types = tuple([kind for kind, _ in dumped])
-        data = [text for _, text in dumped]
+        forms = [_FORMS[type(value)] for value in values]
+        types = tuple([kind for kind, _ in forms])
+        data = [dump(value) for (_, dump), value in zip(forms, values, strict=True)]
         formats = [pq.Format.BINARY] * len(data)
         key = sql, types
         name = self._names.get(key)
@@ -130,13 +142,22 @@ class Pipeline:
         self._pgconn.send_query_prepared(name, data, formats, pq.Format.BINARY)
 
     def _fetch(self) -> tuple[list[pq.abc.PGresult], psycopg.Error | None]:
-        """What the server answers, up to the end of the round trip: the results with rows or without, and the first error."""
+        """What the server answers to a round trip: the results with rows or without, and the first error."""
+        while self._pgconn.flush():
+            # More than the socket takes: the server may itself wait for us to read.
+            self._wait(select.POLLIN | select.POLLOUT)
+        self._fetch_owed()
+        return self._fetch_to_sync()
+
+    def _fetch_owed(self) -> None:
+        if self._is_owed:
+            self._fetch_to_sync()
+            self._is_owed = False
+
+    def _fetch_to_sync(self) -> tuple[list[pq.abc.PGresult], psycopg.Error | None]:
         results: list[pq.abc.PGresult] = []
         error: psycopg.Error | None = None
         pgconn = self._pgconn
-        while pgconn.flush():
-            # More than the socket takes: the server may itself wait for us to read.
-            self._wait(select.POLLIN | select.POLLOUT)
         while True:
             while pgconn.is_busy():
                 self._wait(select.POLLIN)
@@ -147,12 +168,7 @@ class Pipeline:
                 continue
             status = result.status
             if status == pq.ExecStatus.PIPELINE_SYNC:
-                if not self._is_owed:
-                    return results, error
-                # That was what nobody waited for.
-                self._is_owed, error = False, None
-                results.clear()
-                continue
+                return results, error
             if status == pq.ExecStatus.FATAL_ERROR:
                 if pgconn.status == pq.ConnStatus.BAD:
                     raise psycopg.OperationalError(pgconn.get_error_message())

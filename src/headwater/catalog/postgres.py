@@ -64,12 +64,12 @@ class PostgresTx:
     def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return self.run_all([(sql, values)])[0]
 
-    def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
+    def run_all(self, statements: Sequence[Statement], behind: Statement | None = None) -> list[list[Row]]:
         first, self._deferred = self._deferred, []
-        return self._pipeline.run([*first, *statements])[len(first) :]
+        return self._pipeline.run([*first, *statements], behind)[len(first) :]
 
     def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        if len(rows) > 1 and " VALUES (" in sql and " DO UPDATE" not in sql:
+        if len(rows) > 1 and "VALUES (" in sql and " DO UPDATE" not in sql:
             # A statement of many rows costs little more than one of one row. Of powers of two, so that few are prepared.
             at = 0
             while at < len(rows):
@@ -79,9 +79,9 @@ class PostgresTx:
         else:
             self._deferred += [(sql, row) for row in rows]
 
-    def commit(self) -> None:
+    def commit(self, behind: Statement | None = None) -> None:
         """Send what is deferred and the commit, in one round trip."""
-        self.run_all([("COMMIT", ())])
+        self.run_all([("COMMIT", ())], behind)
 
     def roll_back(self) -> None:
         if self._pipeline.is_open and not self._pipeline.is_idle:
@@ -189,20 +189,23 @@ class PostgresDatabase:
 
         return self._repeated(attempt)
 
-    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
-        return self._repeated(lambda: self._write(work, repeatable))
+    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
+        return self._repeated(lambda: self._write(work, repeatable, news))
 
-    def _write(self, work: Callable[[Tx], T], repeatable: bool) -> T:
+    def _write(self, work: Callable[[Tx], T], repeatable: bool, news: News) -> T:
         pipeline = self._take()
         tx = PostgresTx(pipeline, "BEGIN")
         try:
             result = work(tx)
+            notice = self._changes.notice_of(news)
             try:
-                tx.commit()
+                tx.commit(notice)
             except psycopg.OperationalError as error:
                 if repeatable or pipeline.is_open:
                     raise
                 raise OutcomeUnknownError(f"the connection to the catalog was lost during a commit ({error}): ask for the state") from error
+            if notice is not None:
+                self._changes.note_told(news)
             return result
         except BaseException:
             tx.roll_back()
@@ -269,9 +272,8 @@ class PostgresDatabase:
 class PostgresChanges(Changes):
     """Tells and hears of commits by NOTIFY, outside the append's own transaction (inside it would cost three times as much).
 
-    A notice goes behind its commit on the same connection, if that is one round trip and the last notice is not just told; else, and
-    for those who listen, there are threads with a connection each, begun when first needed. A lost notice costs no more than one poll:
-    waits are short.
+    A notice goes behind its commit on the same connection, if the last one is not just told; else, and for those who listen, there are
+    threads with a connection each, begun when first needed. A lost notice costs no more than one poll: waits are short.
     """
 
     LONGEST_WAIT_SECONDS = 0.25

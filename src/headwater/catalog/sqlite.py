@@ -187,7 +187,7 @@ class SqliteDatabase:
             connection.execute("BEGIN")
             return work(SqliteTx(connection))
 
-    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
+    def write(self, work: Callable[[Tx], T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
         # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
         # about an answer lost on a network, which can't be here).
         try:
