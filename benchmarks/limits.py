@@ -13,7 +13,9 @@ import apsw
 import numpy as np
 
 #: Bytes written before each sync: as many as one of headwater's own flushes holds at most.
-FLUSH_BYTES = 16 * 1024 * 1024
+FLUSH_BYTES = 32 * 1024 * 1024
+#: Bytes copied in memory at once: less than a processor's cache holds.
+_COPY_BYTES = 16 * 1024 * 1024
 _KEPT = np.frombuffer(np.random.default_rng(0).bytes(FLUSH_BYTES), dtype=np.uint8)
 
 
@@ -46,12 +48,12 @@ def take_memory(path: Path, size: int) -> None:
 
 
 def seconds_to_copy(size: int) -> float:
-    """Copy `size` bytes in memory, as much at a time as a flush."""
-    target = np.empty_like(_KEPT)
-    target[:] = 0
+    """Copy `size` bytes in memory, a part at a time."""
+    target = np.zeros(_COPY_BYTES, dtype=np.uint8)
+    target[:] = 1
     started = time.perf_counter()
-    for at in range(0, size, FLUSH_BYTES):
-        length = min(FLUSH_BYTES, size - at)
+    for at in range(0, size, _COPY_BYTES):
+        length = min(_COPY_BYTES, size - at)
         np.copyto(target[:length], _KEPT[:length])
     return time.perf_counter() - started
 

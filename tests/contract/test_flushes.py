@@ -57,8 +57,9 @@ class Storing:
         monkeypatch.setattr(pending.Session, "store", store_block)
         monkeypatch.setattr(Engine, "commit_flush", commit)
         # Each run is a flush of its own.
-        for name in ("FLUSH_BYTES", "_OVERLAP_BYTES", "_OVERLAP_BYTES_WAITED_FOR"):
+        for name in ("FLUSH_BYTES", "LARGE_FLUSH_BYTES", "_OVERLAP_BYTES_WAITED_FOR"):
             monkeypatch.setattr(flush, name, 1)
+        monkeypatch.setattr(store._flusher, "_flush_bytes", 1)
 
 
 @pytest.fixture

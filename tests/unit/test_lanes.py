@@ -121,7 +121,7 @@ def test_events_given_one_by_one_count_as_what_they_take_in_memory() -> None:
                 lane.put(b"x" * 100)
             lane.close_run()
     counted = cast(_Counting, lane.flusher)
-    each = 100 * (100 + EVENT_OVERHEAD_BYTES) + 10_000 // 3
+    each = 100 * (2 * 100 + EVENT_OVERHEAD_BYTES)
     assert counted.bytes == 3 * each
     assert sum(run.count for run in lane.take(2 * each)) == 200
     assert sum(run.count for run in lane.take(2 * each)) == 100
@@ -134,6 +134,6 @@ def test_keys_count_as_values_do() -> None:
             lane.put(b"", b"k" * 1000 if index % 2 else None)
             if index % 20 == 19:
                 lane.close_run()
-    each = 10 * 1000 + 10_000 // 3 + 20 * EVENT_OVERHEAD_BYTES
+    each = 2 * 10 * 1000 + 20 * EVENT_OVERHEAD_BYTES
     assert cast(_Counting, lane.flusher).bytes == 3 * each
     assert [sum(run.count for run in lane.take(2 * each)) for _ in range(2)] == [40, 20]

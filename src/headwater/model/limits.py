@@ -15,10 +15,12 @@ NESTED_TYPES: Final = 30
 KEY_BYTES: Final = 64 * KIB
 #: A `write_batch` up to this size is stored whole or not at all.
 BATCH_BYTES: Final = 64 * MIB
-#: What one flush gathers before it is sent.
+#: What one flush gathers before it is sent; to many segments as much as makes blocks of this size, up to the third.
 FLUSH_BYTES: Final = 16 * MIB
+FLUSH_BLOCK_BYTES: Final = 2 * MIB
+LARGE_FLUSH_BYTES: Final = 32 * MIB
 #: Events waiting in one process for their flush; beyond it `write` blocks.
-BUFFERED_BYTES: Final = 64 * MIB
+BUFFERED_BYTES: Final = 96 * MIB
 #: A flush up to this size goes into the catalog's own commit: one fsync instead of two.
 INLINE_BYTES: Final = 64 * KIB
 #: A journal file is preallocated at this size, and another begun when it is full.

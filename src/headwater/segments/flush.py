@@ -19,7 +19,17 @@ from itertools import islice
 from headwater.catalog import sessions
 from headwater.catalog.flushes import PartResult, Refused, Stored
 from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, InvalidRequestError, NotFoundError, UnavailableError
-from headwater.model.limits import BUFFERED_BYTES, FLUSH_BYTES, INLINE_BYTES, LOCAL_WRITES, MIB, REMOTE_WRITES, SESSION_SECONDS
+from headwater.model.limits import (
+    BUFFERED_BYTES,
+    FLUSH_BLOCK_BYTES,
+    FLUSH_BYTES,
+    INLINE_BYTES,
+    LARGE_FLUSH_BYTES,
+    LOCAL_WRITES,
+    MIB,
+    REMOTE_WRITES,
+    SESSION_SECONDS,
+)
 from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
@@ -28,10 +38,10 @@ from headwater.segments.memory import Burst
 from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
 from headwater.segments.routing import Router
 
-#: While a flush is under way another begins only with this much to do: few large flushes are faster than many small ones, and so is
-#: reading what they stored. Not a whole flush, which batches seldom fill. Less will do while somebody waits, who may not give more until
+#: While a flush is under way another begins only with this share of one: few large flushes are faster than many small ones, and so is
+#: reading what they stored. Not a whole one, which batches seldom fill. This much will do while somebody waits, who may not give more until
 #: all of it is stored, or where storage is far.
-_OVERLAP_BYTES = 12 * MIB
+_OVERLAP = 0.75
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
 #: Beside two, none begins while they have more than this: of events that were given one by one, two keep a disk busy.
 _UNDER_WAY_BYTES = 48 * MIB
@@ -60,6 +70,8 @@ class Flusher:
         self._active: dict[Lane, None] = {}
         self._inflight: deque[PendingFlush] = deque()
         self._buffered_bytes = 0
+        #: How much the next flush gathers.
+        self._flush_bytes = FLUSH_BYTES
         self._session: Session | None = None
         self._thread: threading.Thread | None = None
         self._turn = 0
@@ -218,7 +230,7 @@ class Flusher:
         lane = run.lane
         with lane.lock:
             lane.close_run()
-            if lane.expected_tail is not None or run.size > 2 * INLINE_BYTES or list(lane.queue) != [run]:
+            if lane.expected_tail is not None or run.size > 3 * INLINE_BYTES or list(lane.queue) != [run]:
                 return None
             flush = PendingFlush([self._make_part(lane, [run])])
             if not flush.is_small or flush.parts[0].error is not None:
@@ -377,7 +389,7 @@ class Flusher:
         if local and len(storing) >= 2 and sum(storing) > _UNDER_WAY_BYTES:
             return False
         waiting = self._buffered_bytes - sum([flush.size for flush in self._inflight])
-        return waiting >= (_OVERLAP_BYTES if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
+        return waiting >= (_OVERLAP * self._flush_bytes if local and not self._waiters else _OVERLAP_BYTES_WAITED_FOR)
 
     def _gather(self) -> PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size."""
@@ -385,7 +397,7 @@ class Flusher:
             lanes = list(self._active)
             self._active.clear()
         parts: list[PendingPart] = []
-        room, left = FLUSH_BYTES, []
+        room, left = self._flush_bytes, []
         failure: UnavailableError | None = None
         for lane in lanes:
             if room <= 0 or failure is not None:
@@ -412,7 +424,11 @@ class Flusher:
             self._active = {**dict.fromkeys(left), **self._active}
         if failure is not None and not parts:
             raise failure
-        return PendingFlush(parts) if parts else None
+        if not parts:
+            return None
+        flush = PendingFlush(parts)
+        self._flush_bytes = min(LARGE_FLUSH_BYTES, max(FLUSH_BYTES, FLUSH_BLOCK_BYTES * flush.segments))
+        return flush
 
     def _make_part(self, lane: Lane, runs: list[Run]) -> PendingPart:
         if lane.error is not None:

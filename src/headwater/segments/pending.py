@@ -90,6 +90,10 @@ class Piece:
         return self._lane.stream.id
 
     @property
+    def segments(self) -> int:
+        return len(self._route.numbers)
+
+    @property
     def length(self) -> int:
         return sum([_padded(block.length) for _, block in self.encode()])
 
@@ -161,6 +165,11 @@ class PendingFlush:
         return [piece for part in self.parts for piece in part.pieces]
 
     @property
+    def segments(self) -> int:
+        """How many segments the largest of its parts may go to."""
+        return max([piece.segments for piece in self._pieces])
+
+    @property
     def size(self) -> int:
         """What its runs are counted as against the process's limit."""
         return sum([run.size for piece in self._pieces for run in piece.runs])
@@ -169,7 +178,7 @@ class PendingFlush:
     def is_small(self) -> bool:
         """Whether it goes into the commit itself."""
         # What it is counted as is more than what is stored, and known before it is encoded.
-        return self.size <= 2 * INLINE_BYTES and sum([piece.length for piece in self._pieces]) <= INLINE_BYTES
+        return self.size <= 3 * INLINE_BYTES and sum([piece.length for piece in self._pieces]) <= INLINE_BYTES
 
     @property
     def is_stored(self) -> bool:
