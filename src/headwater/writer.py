@@ -211,7 +211,7 @@ class Writer(LaneWriter):
             if number is not None and number <= lane.given_number:
                 return _ack(lane.last_run, None)
             run, index = lane.put(value, key, time, number)
-            run.size += size + EVENT_OVERHEAD_BYTES
+            run.size += 2 * size + EVENT_OVERHEAD_BYTES
             if run.size >= RUN_BYTES:
                 lane.close_run()
             return _ack(run, index)

@@ -817,6 +817,41 @@ def test_a_batch_of_64_mib_is_stored_whole_whatever_arrow_keeps_beside_its_value
     assert stream.to_arrow(columns=["_number"]).num_rows == count
 
 
+@pytest.mark.parametrize(("schema", "value"), [(None, bytes(100_000)), (pa.schema({"text": pa.string()}), {"text": "x" * 100_000})])
+def test_events_given_one_by_one_count_twice(local_store: hw.Store, schema: pa.Schema | None, value: Any) -> None:
+    with local_store.create_stream("a/x", schema=schema).writer() as writer, blocked(local_store) as let_go:
+        for _ in range(4):
+            writer.write(value)
+        until(lambda: local_store._flusher._buffered_bytes >= 400_000)
+        with writer._lane.lock:
+            writer._lane.close_run()
+        assert 800_000 < local_store._flusher._buffered_bytes < 810_000
+        let_go()
+
+
+@pytest.mark.parametrize(("segments", "least", "most"), [(1, 12, 17), (16, 24, 34)])
+def test_a_flush_to_many_segments_is_larger(
+    local_store: hw.Store, monkeypatch: pytest.MonkeyPatch, segments: int, least: int, most: int
+) -> None:
+    stream = local_store.create_stream("a/x", scaling=hw.Scaling.fixed(segments))
+    batch = pa.table({"value": [bytes(1000)] * 4000, "key": range(4000)})
+    may_go_on, lengths = threading.Event(), list[int]()
+    store_blocks = pending.Session.store
+
+    def store(session: pending.Session, index: int, blocks: Any) -> tuple[int, str, int]:
+        assert lengths or may_go_on.wait(WAIT_SECONDS)
+        lengths.append(blocks.length)
+        return store_blocks(session, index, blocks)
+
+    with stream.writer() as writer:
+        writer.write(b"so that the segments are known").result()
+        monkeypatch.setattr(pending.Session, "store", store)
+        acks = [writer.write_batch(batch, key="key") for _ in range(16)]
+        may_go_on.set()
+        assert sum(item.end - item.start for ack in acks for item in ack.result(WAIT_SECONDS)) == 64_000
+    assert least << 20 < max(lengths) < most << 20
+
+
 @pytest.mark.slow
 def test_a_full_buffer_blocks_and_memory_stays_bounded(local_store: hw.Store) -> None:
     stream = local_store.create_stream("a/x")

@@ -15,8 +15,9 @@ NESTED_TYPES: Final = 30
 KEY_BYTES: Final = 64 * KIB
 #: A `write_batch` up to this size is stored whole or not at all.
 BATCH_BYTES: Final = 64 * MIB
-#: What one flush gathers before it is sent; to many segments as much as makes blocks of this size, up to the third.
+#: What one flush gathers before it is sent.
 FLUSH_BYTES: Final = 16 * MIB
+#: One to many segments gathers more: so much for each of them, up to so much.
 FLUSH_BLOCK_BYTES: Final = 2 * MIB
 LARGE_FLUSH_BYTES: Final = 32 * MIB
 #: Events waiting in one process for their flush; beyond it `write` blocks.
