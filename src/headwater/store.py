@@ -39,7 +39,7 @@ from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
 from headwater.segments.tiering import ChunkJob, MadeChunk, Moved
-from headwater.storage import Storage, open_storage, parse_file_url
+from headwater.storage import Storage, make_directory, open_storage, parse_file_url
 from headwater.stream import Stream
 from headwater.streams import cuts, forks, lifecycle, steps, truncation
 from headwater.streams.autoscaling import ScalingReport, scale_streams
@@ -171,7 +171,9 @@ def _open_postgres(url: str) -> Database:
 def _check_directory(path: str, create: bool) -> None:
     try:
         if create:
-            os.makedirs(path, exist_ok=True)
+            # Before anything is in it, so that a power cut does not take it away with all that is.
+            if not os.path.exists(os.path.join(path, _IDENTITY_KEY)):
+                make_directory(path)
         elif not _is_directory(path):
             raise NotFoundError(f"there is no headwater store at {path}")
         os.listdir(path)

@@ -67,16 +67,16 @@ def _kill_one_after_the_other(crew: Crew, place: Place, kills: list[tuple[str, i
         assert killed.wait() == -9, f"pass {at} of {name} was never reached"
         with place.open() as store:
             create_streams(store)
-            _check(store, acked, f"killed at pass {at} of {name}")
+            check(store, acked, f"killed at pass {at} of {name}")
     with place.open() as store:
         _clean_up(store)
-        _check(store, acked, "all cleaned up")
+        check(store, acked, "all cleaned up")
         with store.stream(EVENTS).writer() as writer:
             writer.write(b"at last|").result()
-        _check(store, [*acked, (EVENTS, "at last")], "written to again")
+        check(store, [*acked, (EVENTS, "at last")], "written to again")
 
 
-def _check(store: hw.Store, acked: list[tuple[str, str]], when: str) -> None:
+def check(store: hw.Store, acked: list[tuple[str, str]], when: str) -> None:
     """What was acked is there, everything once, and the numbers have no gap."""
     for name in (EVENTS, TYPED, SHORT):
         found, numbers = [], dict[int, list[int]]()

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 from headwater.errors import InvalidRequestError
+from headwater.storage.files import make_directory
 from headwater.storage.interface import Buffer, Journal, ObjectInfo, Place, Storage
 from headwater.storage.local import LocalStorage
 from headwater.storage.memory import open_memory
 
-__all__ = ["Buffer", "Journal", "ObjectInfo", "Place", "Storage", "open_storage", "parse_file_url"]
+__all__ = ["Buffer", "Journal", "ObjectInfo", "Place", "Storage", "make_directory", "open_storage", "parse_file_url"]
 
 _REMOTE_SCHEMES = ("s3", "gs", "az")
 

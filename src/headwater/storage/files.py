@@ -126,6 +126,21 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
+def make_directory(path: str) -> None:
+    """Make a directory, and those above it that are missing, durably; fine if it is there. FileExistsError if a file is."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_directory(parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if os.path.isfile(path):
+            raise
+    # Also of one that is there: its maker may have been killed before this. One may be allowed to make names that one may not list.
+    with contextlib.suppress(PermissionError):
+        sync_directory(parent)
+
+
 class Folder:
     """A directory tree that holds one file per key, and makes and removes directories as keys come and go."""
 
@@ -185,18 +200,10 @@ class Folder:
         raise vanished
 
     def _make_directory(self, path: str) -> None:
-        parent = os.path.dirname(path)
-        below_root = len(path) > len(self.root)
-        if self._has_root and not below_root:
+        if path != self.root:
+            self._make_directory(os.path.dirname(path))
+        elif self._has_root:
             if not os.path.isdir(path):
                 raise UnavailableError(f"the directory {path} is gone: put it back, or open the store where it is now")
             return
-        if below_root or not os.path.isdir(parent):
-            self._make_directory(parent)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            # Below the root its maker may have been killed before this sync. The root and what is above are the user's.
-            if not below_root:
-                return
-        sync_directory(parent)
+        make_directory(path)
