@@ -275,6 +275,7 @@ class Store:
         self._engine.write(streams.delete_scope, parse_word(name, "scope"))
 
     def scopes(self) -> list[str]:
+        """The names of all scopes, in order."""
         return self._engine.read(streams.list_scopes)
 
     def create_stream(

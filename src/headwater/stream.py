@@ -56,10 +56,12 @@ class Stream:
 
     @property
     def scope(self) -> str:
+        """The part of the name before the slash."""
         return parse_stream_name(self._ref.name).scope
 
     @property
     def kind(self) -> str:
+        """ "events", "bytes", "table" or "revisioned"."""
         return self._ref.kind
 
     @property
@@ -84,14 +86,17 @@ class Stream:
 
     @property
     def scaling(self) -> Scaling:
+        """How the number of its segments follows its load."""
         return Scaling.from_json(self._row().scaling)
 
     @property
     def retention(self) -> Retention:
+        """What of it is kept."""
         return Retention.from_json(self._row().retention)
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """Words to find it by, see `store.streams(label=...)`."""
         self._row()
         return self._store._engine.read(streams.list_labels, self._ref.id)
 
@@ -102,6 +107,7 @@ class Stream:
 
     @property
     def is_sealed(self) -> bool:
+        """Whether it can never be written again."""
         return self._row().sealed_at is not None
 
     def segments(self) -> list[Segment]:

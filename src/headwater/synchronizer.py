@@ -138,6 +138,7 @@ class Synchronizer(Generic[S, U]):
 
     @property
     def revision(self) -> Revision:
+        """Up to where the state was fetched."""
         return self._revision
 
     def fetch(self) -> S:

@@ -151,6 +151,7 @@ class Transaction:
 
     @property
     def status(self) -> TransactionStatus:
+        """OPEN, COMMITTED or ABORTED, as the store knows it."""
         if self._status is not TransactionStatus.OPEN:
             return self._status
         if not self._is_begun and self._age_us > self._lease_us:

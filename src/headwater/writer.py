@@ -52,6 +52,7 @@ class Ack:
 
     @property
     def done(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
         return self._run is None or self._run.ended
 
     def result(self, timeout: float | None = None) -> Any:

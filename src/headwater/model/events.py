@@ -63,6 +63,7 @@ class Event(tuple[Any, ...]):
 
     @property
     def position(self) -> Position:
+        """Its segment, and its number there."""
         return tuple.__getitem__(self, 2).position_at(tuple.__getitem__(self, 3))  # type: ignore[no-any-return]
 
     def _fields(self) -> tuple[Any, ...]:
