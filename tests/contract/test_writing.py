@@ -335,6 +335,21 @@ def test_a_row_is_any_mapping_and_its_values_may_be_of_enums_and_numpy(local_sto
     assert [(event.key, event.value) for event in stream.read()] == [(b"red", {"id": 5, "s": "red", "st": {"f": 1.5}, "l": [1, 2]})] * 2
 
 
+def test_a_batch_in_other_units_is_stored_if_no_digit_is_lost(local_store: hw.Store) -> None:
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("took", pa.list_(pa.duration("ms"))), ("sum", pa.decimal128(10, 2))])
+    stream = local_store.create_stream("a/t", schema=schema)
+    with stream.writer() as writer:
+        # As pandas has it.
+        nanoseconds = pa.timestamp("ns", "Etc/UTC"), pa.list_(pa.duration("ns")), pa.decimal128(2, 1)
+        values = [[1_000, None], [[2_000_000], []], [Decimal("1.5"), None]]
+        writer.write_batch(pa.table([pa.array(*item) for item in zip(values, nanoseconds, strict=True)], names=schema.names))
+        for name, column in (("at", pa.array([1_001], nanoseconds[0])), ("took", pa.array([[2_000_001]], nanoseconds[1]))):
+            with pytest.raises(hw.InvalidRequestError, match=f"column '{name}' can't be stored as .* would lose data"):
+                writer.write_batch(pa.table({name: column}))
+    expected = pa.table([pa.array(*item) for item in zip([[1, None], [[2], []], values[2]], schema.types, strict=True)], schema=schema)
+    assert stream.to_arrow(columns=schema.names).equals(expected)
+
+
 def test_a_batch_that_does_not_fit_is_refused_at_once_and_alone(local_store: hw.Store) -> None:
     stream = local_store.create_stream("a/t", schema=pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())]))
     opaque = local_store.create_stream("a/o")

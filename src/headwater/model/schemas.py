@@ -15,6 +15,8 @@ from headwater.model.limits import NESTED_TYPES
 OPAQUE = pa.schema([pa.field("value", pa.binary(), nullable=False)])
 
 TIME = pa.timestamp("us", tz="UTC")
+#: Names of one zone.
+_UTC = ("UTC", "Etc/UTC", "+00:00", "Z")
 #: Columns that headwater adds to those of the schema, with their types.
 METADATA = {
     "_key": pa.binary(),
@@ -210,7 +212,7 @@ def _python_field(field: pa.Field) -> pa.Field:
 
 
 def check_batch_schema(given: pa.Schema, wanted: pa.Schema) -> None:
-    """Refuse a batch whose columns can't become those of the stream without loss."""
+    """Refuse a batch whose columns can't become those of the stream without loss. Their values are checked as they are cast."""
     reasons = []
     for field in wanted:
         index = given.get_field_index(field.name)
@@ -238,8 +240,12 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     if any(test(given) for test in blobs) and any(test(wanted) for test in blobs):
         return True
     if pt.is_timestamp(given) and pt.is_timestamp(wanted):
-        order = ("s", "ms", "us", "ns")
-        return given.tz == wanted.tz and order.index(given.unit) <= order.index(wanted.unit)
+        # Whatever their units, pandas' nanoseconds above all: whether digits would be lost, the values say when they are cast.
+        return bool(given.tz == wanted.tz or (given.tz in _UTC and wanted.tz in _UTC))
+    if pt.is_duration(given) and pt.is_duration(wanted):
+        return True
+    if pt.is_decimal(given) and pt.is_decimal(wanted):
+        return bool(wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale)
     if pt.is_nested(given) and pt.is_nested(wanted):
         return bool(given.equals(wanted)) or _nested_fits(given, wanted)
     return False
