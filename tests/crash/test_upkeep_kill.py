@@ -69,7 +69,7 @@ def _kill_one_after_the_other(crew: Crew, place: Place, kills: list[tuple[str, i
             create_streams(store)
             check(store, acked, f"killed at pass {at} of {name}")
     with place.open() as store:
-        _clean_up(store)
+        clean_up(store)
         check(store, acked, "all cleaned up")
         with store.stream(EVENTS).writer() as writer:
             writer.write(b"at last|").result()
@@ -96,7 +96,7 @@ def check(store: hw.Store, acked: list[tuple[str, str]], when: str) -> None:
     assert report.ok, (when, report.problems[:3])
 
 
-def _clean_up(store: hw.Store) -> None:
+def clean_up(store: hw.Store) -> None:
     """Two rounds of upkeep, when the dead are known to be dead: nothing is left that nothing needs."""
     store._engine.write(sessions.fence_expired_sessions, -1_000_000)
     store._engine.write(lambda tx: tx.run("UPDATE txn SET expires_at = 0 WHERE state IN ('open', 'committing')"))
