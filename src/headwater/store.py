@@ -40,6 +40,7 @@ from headwater.segments.lanes import StreamRef
 from headwater.segments.routing import Router
 from headwater.segments.tiering import ChunkJob, MadeChunk, Moved
 from headwater.storage import Storage, make_directory, open_storage, parse_file_url
+from headwater.storage.layout import IDENTITY_KEY
 from headwater.stream import Stream
 from headwater.streams import cuts, forks, lifecycle, steps, truncation
 from headwater.streams.autoscaling import ScalingReport, scale_streams
@@ -150,7 +151,7 @@ def _open_memory(name: str, create: bool, options: dict[str, str]) -> tuple[Data
 def _open_sqlite(path: str, storage: Storage, create: bool) -> Database:
     file = os.path.join(path, "catalog.sqlite")
     # Asked before the catalog, which comes first in a new store: so another process that is just making it is not taken for a loss.
-    has_identity = storage.size(_IDENTITY_KEY) is not None
+    has_identity = storage.size(IDENTITY_KEY) is not None
     if not os.path.exists(file):
         if has_identity:
             raise InvalidRequestError(
@@ -172,7 +173,7 @@ def _check_directory(path: str, create: bool) -> None:
     try:
         if create:
             # Before anything is in it, so that a power cut does not take it away with all that is.
-            if not os.path.exists(os.path.join(path, _IDENTITY_KEY)):
+            if not os.path.exists(os.path.join(path, IDENTITY_KEY)):
                 make_directory(path)
         elif not _is_directory(path):
             raise NotFoundError(f"there is no headwater store at {path}")
@@ -199,23 +200,20 @@ def _is_directory(path: str) -> bool:
         return False
 
 
-_IDENTITY_KEY = "store/id"
-
-
 def _check_identity(storage: Storage, store_id: str, url: str, is_used: bool) -> None:
     """Tell a catalog and a storage that don't belong together before anything is lost between them."""
-    size = storage.size(_IDENTITY_KEY)
+    size = storage.size(IDENTITY_KEY)
     if size is None and is_used:
         raise InvalidRequestError(
             f"{url} holds nothing of the store in this catalog: mount it, or correct the address (a moved store brings its store/id along)"
         )
     if size is None:
         try:
-            storage.put(_IDENTITY_KEY, [store_id.encode()])
+            storage.put(IDENTITY_KEY, [store_id.encode()])
             return
         except AlreadyExistsError:
-            size = storage.size(_IDENTITY_KEY) or 0
-    found = bytes(storage.get(_IDENTITY_KEY, 0, size)).decode(errors="replace")
+            size = storage.size(IDENTITY_KEY) or 0
+    found = bytes(storage.get(IDENTITY_KEY, 0, size)).decode(errors="replace")
     if found != store_id:
         raise InvalidRequestError(f"the storage at {url} belongs to another store ({found}) than the catalog ({store_id})")
 

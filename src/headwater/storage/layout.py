@@ -5,6 +5,7 @@
     chunks/<scope>/<stream>-<id>/segment=<n>/<first>-<session>-<index>.parquet (.bytes for byte streams)
                                     long-term chunks; a folder is a table for whatever reads Parquet
     txn/<transaction>/<name>.hwb    staged bytes, which belong to a transaction and not to a session
+    store/id                        whose bytes these are: the id that the catalog has too
     tmp/<key>.<token>               local storage: a put under way, or left by a crash; listed only when asked for by this prefix
 
 Session and index are hexadecimal with leading zeros, so that keys sort like numbers. No key is ever used twice.
@@ -22,6 +23,7 @@ JOURNAL_PREFIX: Final = "journal/"
 OBJECT_PREFIX: Final = "l0/"
 CHUNK_PREFIX: Final = "chunks/"
 TRANSACTION_PREFIX: Final = "txn/"
+IDENTITY_KEY: Final = "store/id"
 TEMPORARY_PREFIX: Final = "tmp/"
 
 _INDEX_BITS: Final = 24

@@ -118,5 +118,7 @@ def _is_orphan(key: str, owners: Owners, unheard: set[str]) -> bool:
     transaction = _transaction(key)
     if transaction is not None:
         return transaction not in owners.transactions and transaction not in unheard
+    if layout.parse_temporary_key(key) == layout.IDENTITY_KEY:
+        return True  # The store has its id, or nobody could have opened it.
     found = layout.parse_key(layout.parse_temporary_key(key) or key)
     return found is not None and found.session not in owners.sessions
