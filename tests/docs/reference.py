@@ -41,6 +41,7 @@ _SECTIONS = {
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }
+_CONSTANTS = {"ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n"}
 #: Public for other modules of ours only.
 _INTERNAL = {"abandon", "add", "is_ours", "stage"}
 
@@ -68,7 +69,7 @@ def _describe_all(module: ModuleType, names: list[str], prefix: str) -> Iterator
         elif callable(thing):
             yield _entry(f"{prefix}{name}{_signature(thing)}", _text(thing))
         else:
-            yield _entry(f"{prefix}{name}", _text(type(thing)))
+            yield _entry(f"{prefix}{name}", _CONSTANTS[name])
 
 
 def _describe_class(thing: type, prefix: str) -> Iterator[str]:
