@@ -26,6 +26,18 @@ def store(place: Place) -> Iterator[hw.Store]:
 
 
 @pytest.fixture
+def local_store(tmp_path: Path) -> Iterator[hw.Store]:
+    """For what does not depend on the catalog."""
+    with hw.open(tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def wide(store: hw.Store) -> hw.Stream:
+    return store.create_stream("a/wide", scaling=hw.Scaling.fixed(4))
+
+
+@pytest.fixture
 def crew() -> Iterator[Crew]:
     crew = Crew()
     yield crew
