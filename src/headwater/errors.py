@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from headwater.model.cuts import Cut
@@ -16,12 +16,21 @@ class HeadwaterError(Exception):
         self.message = message
         self.facts = facts
 
+    def again(self) -> Self:
+        """The same, to be raised once more: with its old traceback it would keep what all calls that got it had in hand."""
+        return self.with_traceback(None)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.facts)
 
 
 def _rebuild(kind: type[HeadwaterError], message: str, facts: dict[str, Any]) -> HeadwaterError:
     return kind(message, **facts)
+
+
+def is_of_system(error: OSError) -> bool:
+    """Whether it is the operating system's, and not a TimeoutError, say, that a caller's signal handler raised in the midst of our code."""
+    return error.errno is not None or type(error) is OSError
 
 
 class InvalidRequestError(HeadwaterError, ValueError):

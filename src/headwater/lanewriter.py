@@ -40,7 +40,7 @@ class LaneWriter:
             error = run.error
         if error is not None:
             self._told = error
-            raise error
+            raise error.again()
 
     def close(self) -> None:
         """Take no more, and flush. Closing again does nothing; after UnavailableError the writer is open, and closing it tries again."""
@@ -63,7 +63,7 @@ class LaneWriter:
             raise InvalidRequestError("this writer is closed")
         if self._lane.error is not None:
             self._told = self._lane.error
-            raise self._lane.error
+            raise self._lane.error.again()
 
     def abandon(self) -> None:
         """Mark as closed without a flush: its store was closed, or the last flush failed for good."""

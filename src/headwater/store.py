@@ -321,8 +321,10 @@ class Store:
         `seal` seals an open one in the same step: if the deletion is refused, because a tag keeps the stream, nothing changes.
         """
         check_flag(seal, "seal")
-        lifecycle.delete_stream(self._engine, parse_stream_name(name), seal=seal)
+        deleted = lifecycle.delete_stream(self._engine, parse_stream_name(name), seal=seal)
         self._router.forget_name(name)
+        self._router.forget_stream(deleted)
+        self._flusher.forget_stream(deleted)
         truncation.free_rows(self._engine)
 
     def cut(self, *names: str | Stream) -> Cut:

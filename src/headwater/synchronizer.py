@@ -77,7 +77,7 @@ class Revisioned:
                 raise
             raise OutcomeUnknownError(f"the value may or may not be appended to {self.name} ({error}): look at `latest`") from error
         if run.error is not None:
-            raise run.error
+            raise run.error.again()
         assert run.placement is not None
         return Revision(run.placement.position(run.offset).number + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time as clock
 import uuid
@@ -128,6 +129,7 @@ class Transaction:
         # With what was given so far, this says which call of commit it was: its answer may be lost, and more given.
         self._caller = uuid.uuid4().hex
         self._given = 0
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._readers: list[tuple[Reader, Moves]] = []
         self._pending: Batch | None = None
@@ -479,7 +481,8 @@ class Transaction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if self._status is not TransactionStatus.OPEN:
+        # A child that was forked in the block does not end it: the transaction is the parent's, who goes on with it.
+        if self._status is not TransactionStatus.OPEN or self._process != os.getpid():
             return
         if error is None:
             self.commit()

@@ -67,7 +67,7 @@ class Ack:
             if not run.ended:
                 run.lane.flusher.wait_for(run, timeout)
             if run.error is not None:
-                raise run.error
+                raise run.error.again()
         return None if self._index is None else self._place(run, self._index)
 
     def _place(self, run: Run | None, index: int) -> Any:
@@ -275,7 +275,7 @@ class Writer(LaneWriter):
         found: list[tuple[int, int, int]] = []
         for run in runs:
             if run.error is not None:
-                raise run.error
+                raise run.error.again()
             assert run.placement is not None
             found += run.placement.ranges(run.offset, run.offset + run.count)
         return [SegmentRange(self._store, self._stream.name, segment, start, end, self._stream.id) for segment, start, end in found]

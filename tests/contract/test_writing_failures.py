@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -228,6 +229,60 @@ def test_many_threads_share_one_writer(store: hw.Store) -> None:
     for event in stream.read():
         by_key.setdefault(event.key, []).append(int(event.value))
     assert by_key == {b"%d" % thread: list(range(500)) for thread in range(4)}
+
+
+def test_a_finished_writer_keeps_nothing_of_what_it_refuses(local_store: hw.Store) -> None:
+    stream = local_store.create_stream("a/x")
+    writer = stream.writer("id")
+    other = stream.writer("id")
+    refused = 0
+    with pytest.raises(hw.FencedError):
+        writer.write("late").result()
+    for _ in range(50):
+        with pytest.raises(hw.FencedError) as caught:
+            writer.write(bytes(1000))
+        refused += 1
+    depth = len(list(traceback.walk_tb(caught.value.__traceback__)))
+    assert depth < 10, f"{depth} calls are kept after {refused} refusals"
+    for each in (writer, other):
+        each.close()
+
+
+def test_a_deleted_stream_leaves_nothing_behind_in_the_process_that_wrote_to_it(store: hw.Store) -> None:
+    for number in range(3):
+        stream = store.create_stream(f"a/x{number}")
+        with stream.writer() as writer:
+            writer.write("one")
+        with store.transaction() as tx:
+            tx.write(stream.name, "two")
+        store.delete_stream(stream.name, seal=True)
+    assert not store._flusher._lanes and not store._flusher._router._routes and not store._router._routes
+
+
+def test_an_error_of_the_caller_s_signal_handler_reaches_the_caller_as_it_is(
+    local_store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = local_store.create_stream("a/x")
+    writer = stream.writer()
+    writer.write("first").result()
+    wait_until_idle(local_store)
+    commit_flush = Engine.commit_flush
+
+    def alarm(tx: Any) -> None:
+        raise TimeoutError("my own limit")
+
+    def interrupted(self: Engine, flush: Flush) -> Any:
+        found = commit_flush(self, flush)
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.undo()
+            self.database.write(alarm)
+        return found
+
+    monkeypatch.setattr(Engine, "commit_flush", interrupted)
+    with pytest.raises(TimeoutError, match="my own limit"):
+        writer.write("second").result()
+    writer.close()
+    assert values(stream) == [b"first", b"second"]
 
 
 # Who stores: the flusher's thread, or one who waits.

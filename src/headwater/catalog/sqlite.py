@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
+from types import FrameType
 from typing import Any, TypeVar
 
 import apsw
@@ -20,9 +21,9 @@ import apsw
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.catalog.hostlock import HostLock
 from headwater.catalog.walwatch import WalWatch
-from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError
+from headwater.errors import CorruptDataError, HeadwaterError, UnavailableError, is_of_system
 from headwater.model.limits import LOCK_SECONDS, WAL_BYTES
-from headwater.runtime import clock
+from headwater.runtime import calls, clock
 from headwater.runtime.failpoints import reach
 
 T = TypeVar("T")
@@ -82,6 +83,8 @@ class SqliteDatabase:
         self._is_forking = False
         self._readers: list[apsw.Connection] = []
         self._writer: apsw.Connection | None = None
+        #: The call of `write` that each thread is in.
+        self._writes: dict[int, FrameType] = {}
         self._wal_pages = 0
         self._changes = SqliteChanges(self)
 
@@ -190,6 +193,9 @@ class SqliteDatabase:
     def write(self, work: Callable[[Tx], T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
         # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
         # about an answer lost on a network, which can't be here).
+        self._check_alone()
+        thread = threading.get_ident()
+        self._writes[thread] = calls.this_call()
         try:
             with _translated(self._path), self._lock or self._memory_lock:
                 self._note_used()
@@ -211,6 +217,16 @@ class SqliteDatabase:
         except BaseException:
             self._let_go()
             raise
+        finally:
+            self._writes.pop(thread, None)
+
+    def _check_alone(self) -> None:
+        """Refuse to begin in the midst of a change of this very thread. What that has done would be taken for left over, and be undone."""
+        if calls.is_under_way(self._writes.get(threading.get_ident())):
+            raise UnavailableError(
+                f"a change of the catalog {self._path} can't begin in the midst of another one of the same thread, as in a signal handler, "
+                "a finaliser or a logging handler: repeat when that is over"
+            )
 
     def _let_go(self) -> None:
         """After an error. A Ctrl-C may have come in the midst of what ends a `with` block, so that it did not end."""
@@ -256,6 +272,7 @@ class SqliteDatabase:
     def close(self) -> None:
         if self._memory:
             return
+        self._check_alone()
         self._changes.close()
         # The last connection empties the WAL, so those that may write go under the lock. One that only read can't always take it.
         lock = self._lock if self._writer is not None else None
@@ -382,9 +399,9 @@ def _translated(path: str) -> Iterator[None]:
         ) from error
     except apsw.IOError as error:
         raise UnavailableError(f"the catalog {path} can't be read or written ({error}): check the disk and its free space") from error
-    except PermissionError as error:
-        raise UnavailableError(f"the catalog {path} can't be opened: {error}") from error
     except OSError as error:
+        if not is_of_system(error):
+            raise
         raise UnavailableError(f"the catalog {path} can't be used: {error}") from error
 
 

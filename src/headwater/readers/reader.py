@@ -6,6 +6,7 @@ processing every event is processed at least once, and with commits in a transac
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -73,6 +74,7 @@ class Reader:
         self._refs = refs
         self._id = id
         self._auto = auto
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._held: dict[Key, _Held] = {}
         self._order: deque[Key] = deque()
@@ -484,7 +486,7 @@ class Reader:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         if self._is_closed or self._is_leaving:
             raise InvalidRequestError("this reader is closed")
 
@@ -510,6 +512,8 @@ class Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self._process != os.getpid():
+            return  # A child that was forked in the block: the reader is the parent's, who reads on.
         if error is None:
             self.close()
             return

@@ -7,17 +7,19 @@ through `fetch`. A store behind a gateway would be another implementation of the
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import extents, flushes, news, segments, streams
+from headwater.catalog import extents, flushes, news, segments, streams, tags
 from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
 from headwater.catalog.extents import Extent, OpenRange
 from headwater.catalog.flushes import Flush, PartResult
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import CorruptDataError, InvalidRequestError
+from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
 from headwater.model.names import StreamName
 from headwater.runtime.workers import Workers
@@ -47,6 +49,7 @@ class Engine:
         self._schemas: dict[tuple[int, int], pa.Schema] = {}
         self.chunks = ChunkFiles(self.storage)
         self.workers = Workers("headwater-io", 8, release_unused)
+        self._ended_holds: deque[str] = deque()
 
     def after_fork(self) -> None:
         self._begin()
@@ -63,17 +66,31 @@ class Engine:
 
     def write(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a catalog function and commit what it did."""
-        self._check_open()
-        result = self.database.write(lambda tx: change(tx, *args, **kwargs))
-        self.database.announce()
-        return result
+        return self._write(lambda tx: change(tx, *args, **kwargs), repeatable=False)
 
     def write_once(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Like `write`, for what recognises that it was done: a lost answer is asked for again."""
+        return self._write(lambda tx: change(tx, *args, **kwargs), repeatable=True)
+
+    def _write(self, change: Callable[[Tx], T], *, repeatable: bool) -> T:
         self._check_open()
-        result = self.database.write(lambda tx: change(tx, *args, **kwargs), repeatable=True)
+        self.release_ended()
+        result = self.database.write(change, repeatable=repeatable)
         self.database.announce()
         return result
+
+    def end_hold(self, name: str) -> None:
+        """End a reader's hold, with the next change. It may be called at any moment, also in the midst of a commit of this very thread:
+        that is where Python may find out that nobody has the reader any more."""
+        self._ended_holds.append(name)
+
+    def release_ended(self) -> None:
+        """Let go of what was kept for readers that are gone."""
+        while self._ended_holds and not self.is_closed:
+            # If it can't be told now, the hold ends by itself.
+            with suppress(IndexError, HeadwaterError):
+                name = self._ended_holds.popleft()
+                self.database.write(lambda tx, name=name: tags.delete_tag(tx, name), repeatable=True)  # type: ignore[misc]
 
     def attempt(self, change: Callable[Concatenate[Database, P], T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a catalog function that commits in one round trip, or does nothing and returns None."""
@@ -137,6 +154,7 @@ class Engine:
             raise InvalidRequestError("this store is closed: open it again")
 
     def close(self) -> None:
+        self.release_ended()
         self.is_closed = True
         self.workers.close()
         self.database.close()

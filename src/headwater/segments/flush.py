@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
+from types import FrameType
 
 from headwater.catalog import sessions
 from headwater.catalog.flushes import PartResult, Refused, Stored
@@ -30,7 +31,7 @@ from headwater.model.limits import (
     REMOTE_WRITES,
     SESSION_SECONDS,
 )
-from headwater.runtime import failpoints
+from headwater.runtime import calls, failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run, StreamRef
@@ -91,6 +92,8 @@ class Flusher:
         #: It looks for itself whether there is, since somebody stored in its place a moment ago.
         self._is_looking = False
         self._stored_here = -_LOOKING_SECONDS
+        #: The call that stores in its place.
+        self._storing: FrameType | None = None
 
     def after_fork(self) -> None:
         """In a child: the parent stores what was given before the fork; the child begins with nothing."""
@@ -137,6 +140,12 @@ class Flusher:
         with self._mutex:
             self._lanes = {key: other for key, other in self._lanes.items() if other is not lane}
 
+    def forget_stream(self, stream: int) -> None:
+        """Drop what is known of a stream that was deleted. What still waits for it stays, to be told so."""
+        self._router.forget_stream(stream)
+        with self._mutex:
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.stream.id != stream or lane.run or lane.queue}
+
     def wait_for_room(self) -> None:
         """Block while this process has as many events waiting as it may. UnavailableError if they can't be stored now."""
         if self._buffered_bytes < BUFFERED_BYTES:
@@ -172,6 +181,7 @@ class Flusher:
             # Some were in nobody's hands but the parent's thread's when it forked.
             _leave_to_parent(run)
             return
+        self._check_not_storing()
         if timeout is None and self._is_idle and self._store_here(run):
             return
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -191,6 +201,13 @@ class Flusher:
             finally:
                 self._waiters -= 1
 
+    def _check_not_storing(self) -> None:
+        if self._storing is not None and calls.is_under_way(self._storing):
+            raise UnavailableError(
+                "this thread is in the midst of storing events, and can't wait for that: in a signal handler raise SystemExit, or note "
+                "that it is time to end, and close the store outside of it"
+            )
+
     def _store_here(self, run: Run) -> bool:
         """Commit a run of a few events, all that waits, in the thread that waits for it; False if it is not that simple.
 
@@ -203,6 +220,7 @@ class Flusher:
                 if not self._is_idle or self._inflight or self._session is None or list(self._active) != [lane]:
                     return False
                 self._is_idle, is_mine = False, True
+            self._storing = calls.this_call()
             flush = self._take_few(run)
             if flush is None:
                 return False
@@ -220,6 +238,7 @@ class Flusher:
             return False
         finally:
             if is_mine:
+                self._storing = None
                 self._is_idle = True
                 if self._active or self._inflight or self._closing:
                     with self._mutex:
@@ -259,6 +278,7 @@ class Flusher:
 
     def close(self) -> None:
         """Store what waits, then end the session. UnavailableError if it can't be stored now: close again to try again."""
+        self._check_not_storing()
         with self._mutex:
             self._is_closed = True
         try:
@@ -307,7 +327,7 @@ class Flusher:
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             except BaseException as error:
                 # Also a fault in a library's Rust code, which is no Exception: without this thread writers would wait for ever.
-                self._fail_all(error if isinstance(error, Exception) else HeadwaterError(f"storing events failed: {error!r}"))
+                self._fail_all(error)
 
     def _note_failure(self, error: UnavailableError) -> None:
         with self._mutex:
@@ -316,7 +336,7 @@ class Flusher:
             self._kicked = False
             self._news.notify_all()
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """Something that no retry will mend: end every lane with it, so that nobody waits for ever."""
         known = _known(error)
         lanes: dict[Lane, list[Run]] = {}
@@ -413,7 +433,8 @@ class Flusher:
                 lane.put_back(runs)
                 left.append(lane)
                 continue
-            except Exception as error:
+            except BaseException as error:
+                # Whatever it is: they are in nobody's hands but ours.
                 self._fail_lane(lane, _known(error), runs)
                 continue
             room -= sum(run.size for run in runs)
@@ -432,7 +453,7 @@ class Flusher:
 
     def _make_part(self, lane: Lane, runs: list[Run]) -> PendingPart:
         if lane.error is not None:
-            raise lane.error
+            raise lane.error.again()
         self._turn += 1
         return PendingPart(lane, [Piece(lane, runs, self._router.route(lane.stream), self._turn)])
 
@@ -615,7 +636,7 @@ def _leave_to_parent(run: Run) -> None:
         run.end(None, FencedError("these events were given before a fork: they are the parent process's to store"))
 
 
-def _known(error: Exception) -> HeadwaterError:
+def _known(error: BaseException) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         return error
     known = HeadwaterError(f"storing events failed: {error!r}")

@@ -310,7 +310,7 @@ class Lane:
 
     def _begin_run(self, room: int) -> Run:
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         # In this order: a Ctrl-C may come while this waits for the flusher, and a run that was never announced would wait for ever. The
         # flusher can't look too early, since the caller holds the lane's lock.
         self.flusher.activate(self)

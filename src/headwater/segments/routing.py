@@ -134,6 +134,9 @@ class Router:
     def forget_name(self, name: str) -> None:
         self._refs.pop(name, None)
 
+    def forget_stream(self, stream: int) -> None:
+        self._routes.pop(stream, None)
+
     def route(self, stream: StreamRef) -> Route:
         """SealedError or NotFoundError if the stream can't be written any more."""
         found = self._routes.get(stream.id)

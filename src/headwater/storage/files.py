@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from headwater.errors import InvalidRequestError, UnavailableError
+from headwater.errors import InvalidRequestError, UnavailableError, is_of_system
 from headwater.storage.interface import Buffer, byte_view
 
 T = TypeVar("T")
@@ -79,6 +79,8 @@ def explaining(action: str, path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if not is_of_system(error):
+            raise
         reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
         raise UnavailableError(f"cannot {action} {path}: {reason}", path=path, errno=error.errno) from error
 

@@ -156,15 +156,16 @@ def update_stream(
     return stream_ref(engine, changed)
 
 
-def delete_stream(engine: Engine, name: StreamName, *, seal: bool) -> None:
-    """Delete a sealed stream, or seal and delete it in one step: if the deletion is refused, it is not sealed either."""
+def delete_stream(engine: Engine, name: StreamName, *, seal: bool) -> int:
+    """Delete a sealed stream, or seal and delete it in one step: if the deletion is refused, it is not sealed either. Returns its id."""
 
-    def work(tx: Tx) -> None:
+    def work(tx: Tx) -> int:
         row = streams.find_stream(tx, name)
         if row is None:
             raise NotFoundError(f"there is no stream {name}")
         if seal:
             streams.seal_stream(tx, row.id)
         streams.delete_stream(tx, row.id)
+        return row.id
 
-    engine.write(work)
+    return engine.write(work)

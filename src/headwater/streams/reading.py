@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from typing import Self
 
 from headwater.catalog import segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import HeadwaterError, NotFoundError, TruncatedError
+from headwater.errors import NotFoundError, TruncatedError
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, SegmentCursor
@@ -30,14 +31,22 @@ class _Hold:
     def __init__(self, engine: Engine, stream: StreamRef) -> None:
         self._engine = engine
         self._stream = stream
-        self._name = f"reader-{uuid.uuid4().hex}"
         self._is_needed = engine.look(streams.is_retained, stream.id)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._name = f"reader-{uuid.uuid4().hex}"
+        self._process = os.getpid()
         self._due = 0.0
         self._is_held = False
 
     def renew(self, left: Callable[[], Iterable[tuple[int, int, int]]]) -> None:
         """Hold (segment, start, end) from now on, if it is time to say so again."""
-        if not self._is_needed or time.monotonic() < self._due:
+        if not self._is_needed:
+            return
+        if self._process != os.getpid():
+            self._begin()  # In a forked child: the parent's hold is the parent's.
+        if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _HOLD_SECONDS / 4
         wanted = list(left())
@@ -51,11 +60,16 @@ class _Hold:
         self._engine.write_once(work)
         self._is_held = True
 
-    def release(self) -> None:
-        if self._is_held and not self._engine.is_closed:
-            # If it can't be told now, the hold ends by itself.
-            with suppress(HeadwaterError):
-                self._engine.write_once(tags.delete_tag, self._name)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if not self._is_held or self._process != os.getpid() or self._engine.is_closed:
+            return
+        self._engine.end_hold(self._name)
+        # A reader that is let go of may be so anywhere: see there.
+        if kind is not GeneratorExit:
+            self._engine.release_ended()
 
 
 def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None = None) -> Iterator[Batch]:
@@ -65,8 +79,7 @@ def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns
     lineage = _lineage(ranges)
     reading: set[_Source] = set()
     left = {item.segment.number: (item.segment.number, item.start, item.end) for item in ranges}
-    hold = _Hold(engine, stream)
-    try:
+    with _Hold(engine, stream) as hold:
         while lineage or reading:
             hold.renew(left.values)
             for item in lineage.take_ready():
@@ -83,8 +96,6 @@ def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns
                 left[source.segment] = (source.segment, batch.end, left[source.segment][2])
             if batch is not None:
                 yield batch
-    finally:
-        hold.release()
 
 
 class _Source:
@@ -152,11 +163,8 @@ def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[
 
 def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int) -> Iterator[Batch | None]:
     reading: set[SegmentCursor] = set()
-    hold = _Hold(engine, stream)
-    try:
+    with _Hold(engine, stream) as hold:
         yield from _follow(engine, stream, lineage, newest, reading, hold)
-    finally:
-        hold.release()
 
 
 def _follow(

@@ -41,24 +41,28 @@ def retain(engine: Engine, now_us: int, note: Callable[[str], None], check: Call
     """
     truncated = 0
     for row in engine.read(streams.list_retained):
+        # Told when the transaction is over, in which it was found, perhaps more than once: whoever hears it may take long, or write.
+        reasons: dict[str, None] = {}
         try:
             policy = Retention.from_json(row.retention)
             stream = stream_ref(engine, row)
-            found = [cut for cut in _cuts(engine, stream, policy, now_us, note) if _truncate(engine, stream, cut, check)]
+            found = [cut for cut in _cuts(engine, stream, policy, now_us, reasons) if _truncate(engine, stream, cut, check)]
             truncated += bool(found)
         except (NotFoundError, TruncatedError):
             continue  # Deleted, or truncated by someone else meanwhile.
         except (FencedError, UnavailableError):
             raise
         except HeadwaterError as error:
-            note(f"retention of {row.full_name}: {error}")  # The others' goes on.
+            reasons[f"retention of {row.full_name}: {error}"] = None  # The others' goes on.
+        for reason in reasons:
+            note(reason)
     return truncated
 
 
-def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, note: Callable[[str], None]) -> Iterator[_Decision]:
+def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, reasons: dict[str, None]) -> Iterator[_Decision]:
     """Every cut before which things may go, or how it is found: each for its own reason."""
     if policy.kind == "consumption":
-        yield lambda tx: _consumed(tx, engine, stream, policy.groups, note)
+        yield lambda tx: _consumed(tx, engine, stream, policy.groups, reasons)
     if policy.seconds is not None and policy.seconds * 1_000_000 < now_us:
         yield cuts.at_time(engine, stream, clock.to_datetime(now_us) - timedelta(seconds=policy.seconds))
     if policy.bytes is not None:
@@ -77,7 +81,7 @@ def _truncate(engine: Engine, stream: StreamRef, cut: _Decision, check: Callable
     return cuts.head(engine, stream) != before
 
 
-def _consumed(tx: Tx, engine: Engine, stream: StreamRef, names: tuple[str, ...], note: Callable[[str], None]) -> Cut | None:
+def _consumed(tx: Tx, engine: Engine, stream: StreamRef, names: tuple[str, ...], reasons: dict[str, None]) -> Cut | None:
     """Behind all that these groups have read; None while one of them is missing, so that nothing goes unread."""
     rows = segments.list_segments(tx, stream.id)
     heads = {row.number: row.tail for row in rows}
@@ -86,7 +90,7 @@ def _consumed(tx: Tx, engine: Engine, stream: StreamRef, names: tuple[str, ...],
     for name in names:
         group = groups.find_group(tx, name)
         if group is None or stream.id not in group.streams:
-            note(f"nothing of {stream.name} goes by consumption: there is no reader group {name!r} that reads it")
+            reasons[f"nothing of {stream.name} goes by consumption: there is no reader group {name!r} that reads it"] = None
             return None
         numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream.id}
         entered.update(numbers)

@@ -88,6 +88,7 @@ class Upkeep:
     def __init__(self, engine: Engine, heart: Heart) -> None:
         self._engine = engine
         self._heart = heart
+        self._process = os.getpid()
         self._mutex = threading.Lock()
         self._stop = Flag()
         self._is_wanted = False
@@ -119,6 +120,7 @@ class Upkeep:
         while True:
             report = None
             try:
+                self._engine.release_ended()
                 with self._mutex:
                     try:
                         if not self._is_wanted and self._take_if_free():
@@ -148,7 +150,7 @@ class Upkeep:
         """No process tiers or deletes anything meanwhile. FencedError at the end if one may have, since the lease was lost."""
         with self._alone():
             yield
-            if self._session is None or not self._engine.look(leases.is_held, self._session):
+            if self._is_ours and (self._session is None or not self._engine.look(leases.is_held, self._session)):
                 raise FencedError(
                     "the pause ended before its block: this process was not heard of for too long; repeat what was done in it"
                 )
@@ -222,9 +224,14 @@ class Upkeep:
                 self._stop.wait(0.1)
             yield
         finally:
-            # The background, here or elsewhere, may go on.
-            with suppress(HeadwaterError):
-                self._give_up()
+            # The background, here or elsewhere, may go on. Not if this is a child that was forked in the block: the parent is at it.
+            if self._is_ours:
+                with suppress(HeadwaterError):
+                    self._give_up()
+
+    @property
+    def _is_ours(self) -> bool:
+        return self._process == os.getpid()
 
     def _beat(self) -> bool:
         """For the heart: keep the lease and the session, while they are ours."""
