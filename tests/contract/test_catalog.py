@@ -365,10 +365,12 @@ def test_a_block_for_a_segment_that_is_sealed_or_gone_is_refused_and_leaves_noth
 
 def test_a_writer_s_number_and_generation_are_kept_with_its_events(database: Database) -> None:
     stream, session = make_stream(database), begin(database)
-    assert database.write(lambda tx: writers.open_writer(tx, stream, "w")) == (1, 0)
-    commit(database, session, 1, part(stream, (0, 2), writer="w", generation=1, last_number=17))
-    assert database.write(lambda tx: writers.open_writer(tx, stream, "w")) == (2, 17)
-    assert commit(database, session, 2, part(stream, (0, 2), writer="w", generation=1, last_number=18)) == [Refused("fenced", 2)]
+    first, number = database.write(lambda tx: writers.open_writer(tx, stream, "w"))
+    assert number == 0
+    commit(database, session, 1, part(stream, (0, 2), writer="w", generation=first, last_number=17))
+    second, number = database.write(lambda tx: writers.open_writer(tx, stream, "w"))
+    assert second > first and number == 17
+    assert commit(database, session, 2, part(stream, (0, 2), writer="w", generation=first, last_number=18)) == [Refused("fenced", second)]
     assert database.read(lambda tx: writers.list_writers(tx, stream)) == [("w", 17)]
     with pytest.raises(NotFoundError):
         database.write(lambda tx: writers.open_writer(tx, 999, "w"))

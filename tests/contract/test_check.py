@@ -27,6 +27,8 @@ pytestmark = pytest.mark.slow
 
 Open = Callable[[], hw.Store]
 HURT, WHOLE = "a/hurt", "a/whole"
+#: Above every id that a clock gives.
+NEVER_GIVEN = 1 << 60
 EVENTS = 3000
 
 
@@ -503,18 +505,21 @@ def full(store: hw.Store) -> hw.Store:
         ("UPDATE group_segment SET segment = 77", f"g is at segment 77 of {HURT}, which never had one"),
         ("DELETE FROM group_stream", "which is none of its streams"),
         ("DELETE FROM group_segment", f"g reads {HURT}, and has no position there"),
-        ("UPDATE group_stream SET stream = 99", "99 is in use, as group_stream.stream"),
+        (f"UPDATE group_stream SET stream = {NEVER_GIVEN}", f"{NEVER_GIVEN} is in use, as group_stream.stream"),
         ("DELETE FROM txn WHERE state = 'open'", "a staged block of the txn"),
         ("UPDATE txn_change SET txn = 'x'", "a staged change of the txn x"),
         ("UPDATE txn_extent SET segment = 77", f"a block staged for segment 77 of {HURT}, which never had one"),
         ("DELETE FROM pin", f"the tag then: its cut names the segments [0] of {HURT}, which it does not keep"),
         ("UPDATE pin SET segment = 77", "the tag then keeps segment 77"),
-        ("UPDATE pin SET stream = 99", "99 is in use, as pin.stream"),
+        (f"UPDATE pin SET stream = {NEVER_GIVEN}", f"{NEVER_GIVEN} is in use, as pin.stream"),
         ("UPDATE tag SET cut = 'xx'", "the tag then: its cut can't be read"),
         ("UPDATE tag SET head = 'xx'", "the tag then: its head can't be read"),
         ("UPDATE tag SET cut = replace(cut, 'a/hurt', 'a/none')", "its cut is of the stream a/none, which does not exist"),
         ("UPDATE entry SET version = 900", "the table a/table has version 900 of the key 'key', but its last change is 1"),
-        ("UPDATE entry SET stream = 1", f"a table's entries of {WHOLE}, which is a stream of events"),
+        (
+            f"UPDATE entry SET stream = (SELECT id FROM stream WHERE scope || '/' || name = '{WHOLE}')",
+            f"a table's entries of {WHOLE}, which is a stream of events",
+        ),
         ("INSERT INTO noted_time (stream, writer, time, noted_at) VALUES (99, 'w', 0, 0)", "a noted time of the stream 99"),
         ("INSERT INTO watermark (stream, number, low, high, numbers) VALUES (99, 0, 0, 0, '')", "a watermark of the stream 99"),
         ("UPDATE stream SET scaling = 'xx' WHERE name = 'hurt'", f"{HURT}: its scaling 'xx' can't be read"),
@@ -630,7 +635,10 @@ def test_nothing_is_found_wrong_while_others_write_split_and_truncate(open_store
         ("DROP TABLE tier", "no such table: tier"),
         ("UPDATE stream SET retention = CAST(x'ff' AS TEXT)", "a text that is none"),
         ("UPDATE tag SET cut = CAST(x'ff' AS TEXT)", "a text that is none"),
-        ("UPDATE segment SET head = 'x' WHERE stream = 1", "a/b: a value in its rows is not what it can be"),
+        (
+            "UPDATE segment SET head = 'x' WHERE stream = (SELECT id FROM stream WHERE name = 'b')",
+            "a/b: a value in its rows is not what it can be",
+        ),
     ],
     ids=["index", "column", "table", "text", "tag's text", "value"],
 )

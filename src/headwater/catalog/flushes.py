@@ -168,7 +168,8 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
         return _load(last_result)
     if not live:
         raise FencedError(f"session {flush.session} was fenced: nothing of its flush {flush.number} was stored")
-    assert last_flush == flush.number - 1, f"flush {flush.number} follows flush {last_flush}"
+    if last_flush != flush.number - 1:
+        raise FencedError(f"session {flush.session} is at flush {last_flush} by now: nothing of its flush {flush.number} was stored")
     failpoints.reach("append.begun")
     state = {(row[0], row[1]): _Tail(*row[2:]) for rows in answers[1 : 1 + len(locks)] for row in rows}
     held = {key: rows[0] for key, rows in zip(writers, answers[1 + len(locks) :], strict=True) if rows}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headwater.catalog import segments
 from headwater.catalog.database import Tx
-from headwater.catalog.schema import next_id
+from headwater.catalog.schema import later, next_id
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import EntryChange
 from headwater.errors import ConflictError, FencedError, NotFoundError
@@ -139,10 +139,11 @@ def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
 def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
     """(this reader's generation, the group's, its last checkpoint). An older holder of the name is fenced, and its segments are free."""
     row = _lock(tx, group)
+    # Generations follow the clock, as ids do (`next_id`): none is given twice by a catalog that forgot its last commits.
     rows = tx.run(
-        "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, 1, now_us(), ?) ON CONFLICT (grp, id) DO UPDATE "
-        "SET generation = group_reader.generation + 1, seen_at = excluded.seen_at, checkpoint = excluded.checkpoint, positions = NULL "
-        "RETURNING generation",
+        "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, now_us(), now_us(), ?) ON CONFLICT (grp, id) "
+        f"DO UPDATE SET generation = {later('group_reader', 'generation')}, seen_at = excluded.seen_at, checkpoint = excluded.checkpoint, "
+        "positions = NULL RETURNING generation",
         (group, reader, row.checkpoint),
     )
     _free(tx, group, reader)

@@ -6,12 +6,16 @@ from headwater.catalog.database import Tx
 from headwater.catalog.schema import next_id
 
 
-def begin_session(tx: Tx, process: str) -> int:
-    """A new live session; `process` says for people where it runs."""
+def begin_session(tx: Tx, process: str, last_flush: int = 0) -> int:
+    """A new live session; `process` says for people where it runs.
+
+    Its flushes are numbered behind `last_flush`, which whoever flushes draws at random: should its id be given again, by a catalog that
+    forgot this session, then of the two processes one is fenced by its number, instead of being answered for what the other stored.
+    """
     session = next_id(tx, "session")
     tx.run(
-        "INSERT INTO session (id, live, last_flush, renewed_at, process) VALUES (?, 1, 0, now_us(), ?)",
-        (session, process),
+        "INSERT INTO session (id, live, last_flush, renewed_at, process) VALUES (?, 1, ?, now_us(), ?)",
+        (session, last_flush, process),
     )
     return session
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from headwater.catalog.database import Tx
+from headwater.catalog.schema import later
 from headwater.catalog.streams import lock_stream
 
 
 def open_writer(tx: Tx, stream: int, writer: str) -> tuple[int, int]:
     """(generation, last number) for a new holder of this id. Older holders are fenced from here on."""
     lock_stream(tx, stream)
+    # Generations follow the clock, as ids do (`next_id`): none is given twice by a catalog that forgot its last commits.
     rows = tx.run(
-        "INSERT INTO writer (stream, id, last_number, generation) VALUES (?, ?, 0, 1) "
-        "ON CONFLICT (stream, id) DO UPDATE SET generation = writer.generation + 1 RETURNING generation, last_number",
+        "INSERT INTO writer (stream, id, last_number, generation) VALUES (?, ?, 0, now_us()) ON CONFLICT (stream, id) DO UPDATE "
+        f"SET generation = {later('writer', 'generation')} RETURNING generation, last_number",
         (stream, writer),
     )
     return rows[0][0], rows[0][1]

@@ -19,7 +19,15 @@ from types import FrameType
 
 from headwater.catalog import sessions
 from headwater.catalog.flushes import PartResult, Refused, Stored
-from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, InvalidRequestError, NotFoundError, UnavailableError
+from headwater.errors import (
+    AlreadyExistsError,
+    ConditionFailedError,
+    FencedError,
+    HeadwaterError,
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from headwater.model.limits import (
     BUFFERED_BYTES,
     FLUSH_BLOCK_BYTES,
@@ -490,7 +498,7 @@ class Flusher:
                 self._replace_session()
 
     def _replace_session(self) -> None:
-        """Go on with a new session after the old one was fenced. Nothing of what is in flight was committed: all is stored anew.
+        """Go on with a new session after the old one was fenced or forgotten. Nothing in flight was committed: all is stored anew.
 
         The old session's journal may be collected as garbage, so its bytes are not named again.
         """
@@ -574,6 +582,10 @@ class Flusher:
                         other.task.wait()
                     other.begun = other.task is None
                 raise
+            except AlreadyExistsError:
+                # Another process has the same session, whose objects have the same names: see `begin_session`.
+                self._replace_session()
+                return False
             failpoints.reach("append.stored")
         for part in list(flush.parts):
             if part.error is not None:

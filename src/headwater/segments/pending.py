@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import struct
 import threading
@@ -37,9 +38,9 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         process = f"{socket.gethostname()}:{os.getpid()}"
+        self.last_flush = secrets.randbits(60)
         # Repeatable: a session whose answer was lost is never used, and is fenced when its lease is over.
-        self.id = engine.database.write(lambda tx: sessions.begin_session(tx, process), repeatable=True)
-        self.last_flush = 0
+        self.id = engine.database.write(lambda tx: sessions.begin_session(tx, process, self.last_flush), repeatable=True)
         self.renewed = time.monotonic()
         #: More flushes that are encoded at once would take turns at the interpreter's lock, and the first be on its way later.
         self.encoders = threading.BoundedSemaphore(_ENCODERS)
