@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from headwater.catalog.flushes import Append
+from headwater.catalog.segments import SegmentRow
 from headwater.errors import ConditionFailedError, InvalidRequestError, OutcomeUnknownError, TruncatedError, UnavailableError
 from headwater.model.arguments import MOST, check_callable, shown
 from headwater.model.limits import EVENT_BYTES
@@ -58,22 +59,29 @@ class Revisioned:
     @property
     def latest(self) -> Revision:
         """The revision behind the last value; `Revision.START` if there is none."""
-        return Revision(reading.get_single_segment(self._engine, self._ref).tail)
+        return Revision(self._look().tail)
+
+    def _look(self) -> SegmentRow:
+        # What an append that raised OutcomeUnknownError came to must be seen: it may not land behind a look that did not show it.
+        self._flusher.settle(self._ref.id)
+        return reading.get_single_segment(self._engine, self._ref)
 
     def append(self, value: bytes | str, expected: int | None = None) -> Revision:
         """Append a value, durably; returns the revision behind it.
 
         With `expected`, ConditionFailedError if the stream has moved past that revision. After a lost answer it is found out what
-        happened, so a retry never appends twice.
+        happened, so a retry never appends twice. OutcomeUnknownError if that takes too long: `latest` and `read` wait for it, and then
+        tell; until they can, they raise UnavailableError.
         """
         data = _checked(value)
         if expected is not None:
             _check_revision(expected, "expected")
+        self._flusher.settle(self._ref.id)
         run = self._flusher.append(self._ref, _chunk([data]), len(data), expected)
         try:
             self._flusher.wait_for(run)
-        except UnavailableError as error:
-            if self._flusher.cancel(run):
+        except BaseException as error:
+            if self._flusher.give_up(run) or not isinstance(error, UnavailableError):
                 raise
             raise OutcomeUnknownError(f"the value may or may not be appended to {self.name} ({error}): look at `latest`") from error
         if run.error is not None:
@@ -89,7 +97,7 @@ class Revisioned:
         """The revision that `read` begins behind, and what it gives."""
         if after is not None:
             _check_revision(after, "after")
-        row = reading.get_single_segment(self._engine, self._ref)
+        row = self._look()
         start = int(after) if after is not None else row.head
         if start < row.head:
             raise TruncatedError(f"what lies behind revision {start} of {self.name} was truncated", cuts.head(self._engine, self._ref))
@@ -105,7 +113,7 @@ class Revisioned:
     def truncate(self, revision: int) -> None:
         """Make the values before a revision unreadable."""
         _check_revision(revision, "what a revisioned stream is truncated at")
-        row = reading.get_single_segment(self._engine, self._ref)
+        row = self._look()
         cut = cuts.single(self._engine, self._ref, {row.number: int(revision)})
         truncation.truncate(self._engine, self._ref, cut)
 

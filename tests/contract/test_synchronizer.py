@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater.catalog.flushes import Flush, PartResult
 from tests.crash.processes import Crew, Place
 
 # Many processes, time-outs and threads: not for a quick run.
@@ -104,6 +106,62 @@ def test_conditional_and_plain_appends_at_once_lose_nothing(store: hw.Store) -> 
     assert len(found) == 40 and log.latest == 40
     for index in range(4):
         assert [int(number) for who, number in found if who == f"{index}"] == list(range(10))
+
+
+class TakesNoCommits:
+    """A catalog that can be read, but does not answer to commits of events until it is told to."""
+
+    def __init__(self, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_away = False
+        real = store._engine.commit_flush
+
+        def commit_flush(flush: Flush) -> list[PartResult]:
+            if self.is_away:
+                raise hw.UnavailableError("no answer")
+            return real(flush)
+
+        monkeypatch.setattr(store._engine, "commit_flush", commit_flush)
+
+
+def test_whoever_looks_after_an_append_of_unknown_outcome_sees_what_came_of_it(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, log = TakesNoCommits(store, monkeypatch), store.revisioned(LOG)
+    log.append(b"one")
+    catalog.is_away = True
+    with pytest.raises(hw.OutcomeUnknownError):
+        log.append(b"two", expected=1)
+    again = store.revisioned(LOG)
+    looks: list[Callable[[], object]] = [lambda: again.latest, lambda: list(again.read()), lambda: again.append(b"three")]
+    for look in looks:
+        with pytest.raises(hw.UnavailableError):
+            look()
+    catalog.is_away = False
+    assert again.latest == 2
+    assert [value for _, value in again.read()] == [b"one", b"two"]
+
+
+def test_an_update_of_unknown_outcome_is_seen_by_the_next_one(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, count = TakesNoCommits(store, monkeypatch), counter(store)
+    catalog.is_away = True
+    with pytest.raises(hw.OutcomeUnknownError):
+        count.update(lambda state: [1])
+    catalog.is_away = False
+    assert count.update(lambda state: [10] if state == 0 else []) == 1
+
+
+def test_an_append_that_waits_in_vain_may_be_repeated(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits behind another one, so it can be taken back."""
+    catalog, log = TakesNoCommits(store, monkeypatch), store.revisioned(LOG)
+    with store.create_stream("a/other").writer() as writer:
+        catalog.is_away = True
+        other = writer.write(b"before")
+        with pytest.raises(hw.UnavailableError):
+            other.result()
+        with pytest.raises(hw.UnavailableError):
+            log.append(b"one")
+        assert log.latest == 0
+        catalog.is_away = False
+        assert log.append(b"one") == 1
+    assert [value for _, value in log.read()] == [b"one"]
 
 
 def test_reading_what_was_truncated_says_where_to_go_on(store: hw.Store) -> None:

@@ -78,6 +78,8 @@ class Flusher:
         self._router = Router(self._engine)
         self._active: dict[Lane, None] = {}
         self._inflight: deque[PendingFlush] = deque()
+        #: Appends, by stream, whose caller does not know what became of them.
+        self._given_up: dict[int, list[Run]] = {}
         self._buffered_bytes = 0
         #: How much the next flush gathers.
         self._flush_bytes = FLUSH_BYTES
@@ -134,14 +136,27 @@ class Flusher:
         with lane.lock:
             return lane.add_chunk(chunk, size)
 
-    def cancel(self, run: Run) -> bool:
-        """Take back a run that waits; False if it is on its way, or ended."""
+    def give_up(self, run: Run) -> bool:
+        """Wait no longer for an append. True: it is taken back. False: it is on its way, and tried again until `settle` can tell."""
         with run.lane.lock:
-            if run not in run.lane.queue:
-                return False
-            run.lane.queue.remove(run)
-        self._release([run])
-        return True
+            is_waiting = run in run.lane.queue
+            if is_waiting:
+                run.lane.queue.remove(run)
+        if is_waiting:
+            self._release([run])
+            return True
+        with self._mutex:
+            self._given_up.setdefault(run.lane.stream.id, []).append(run)
+        return False
+
+    def settle(self, stream: int) -> None:
+        """Return when of each append that was given up on it is known whether it is stored. UnavailableError if it can't be known now."""
+        if stream not in self._given_up:
+            return
+        for run in self._given_up.get(stream, [])[:]:
+            self.wait_for(run)
+        with self._mutex:
+            self._given_up = {id: left for id, runs in self._given_up.items() if (left := [run for run in runs if not run.ended])}
 
     def forget(self, lane: Lane) -> None:
         """Drop a lane that is empty and will not be used again."""
