@@ -82,6 +82,22 @@ def test_of_a_forgotten_session_and_the_next_one_all_acked_events_are_stored(
     assert [event.value for event in store.stream("a/x").read()] == expected
 
 
+def test_of_forgotten_upkeep_nothing_is_missed(place: Place, store: hw.Store, remember: Callable[[], Callable[[], None]]) -> None:
+    """The blocks of which it made chunks are still there, and named again."""
+    expected = [b"%d" % number * INLINE_BYTES for number in range(4)]
+    with place.open() as other, other.stream("a/x").writer() as writer:
+        for value in expected:
+            writer.write(value)
+    store._engine.database.garbage_seconds = 600.0
+    forget = remember()
+    assert store.run_upkeep().events_tiered == len(expected)
+    assert store.run_upkeep().objects_deleted == 0
+    forget()
+    assert [event.value for event in store.stream("a/x").read()] == expected
+    assert store.run_upkeep().events_tiered == len(expected)
+    assert [event.value for event in store.stream("a/x").read()] == expected
+
+
 def test_a_named_writer_that_was_forgotten_is_fenced(place: Place, store: hw.Store, remember: Callable[[], Callable[[], None]]) -> None:
     with store.stream("a/x").writer() as writer:
         writer.write(b"kept")

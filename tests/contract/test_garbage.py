@@ -15,6 +15,7 @@ import pytest
 import headwater as hw
 from headwater.catalog import objects, sessions
 from headwater.check import check_store
+from headwater.model.limits import GARBAGE_SECONDS
 from headwater.runtime import failpoints
 from headwater.storage import layout
 from headwater.storage.journal import FileJournal
@@ -77,6 +78,24 @@ def test_a_closed_store_that_is_tiered_holds_its_chunks_and_nothing_else(place: 
         assert [key.split("/")[0] for key in stored(store)] == ["chunks", "chunks"]
         assert rows(store) == {**dict.fromkeys(TABLES, 0), "extent": 2, "object": 2, "tier": 2}
         assert values(store.stream("g/x")) == values(store.stream("g/y")) == [b"%d" % number for number in range(20)]
+
+
+def test_where_a_catalog_may_go_back_in_time_garbage_stays_for_a_while(place: Place) -> None:
+    with place.open(create=True) as store:
+        write(store.create_stream("g/x"), 20, LARGE)
+    with place.open() as store:
+        store._engine.database.garbage_seconds = 600.0
+        for _ in range(2):
+            assert store.run_upkeep().objects_deleted == 0
+        assert len(stored(store)) == 2, "the journal's file and the chunk"
+        store._engine.database.write(lambda tx: tx.run("UPDATE object SET dead_at = dead_at - 601 * 1000000"))
+        assert store.run_upkeep().objects_deleted == 1
+        assert [key.split("/")[0] for key in stored(store)] == ["chunks"]
+
+
+def test_on_postgresql_it_may(place: Place) -> None:
+    with hw.open(place.url, catalog=place.catalog, upkeep=False) as store:
+        assert store._engine.database.garbage_seconds == (0.0 if place.catalog is None else GARBAGE_SECONDS)
 
 
 def test_a_deleted_stream_frees_its_space_and_its_rows(store: hw.Store) -> None:

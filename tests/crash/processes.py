@@ -30,7 +30,10 @@ class Place(NamedTuple):
     options: dict[str, str] | None = None
 
     def open(self, *, create: bool = False) -> hw.Store:
-        return hw.open(self.url, catalog=self.catalog, create=create, upkeep=False, storage_options=self.options)
+        store = hw.open(self.url, catalog=self.catalog, create=create, upkeep=False, storage_options=self.options)
+        # Garbage goes at once, as on SQLite; what stays for a while in case of a fail-over has tests of its own.
+        store._engine.database.garbage_seconds = 0.0
+        return store
 
 
 class Worker:

@@ -36,6 +36,8 @@ class Database(Protocol):
     """Connections to one catalog. Thread-safe; a forked child may use it too."""
 
     url: str
+    #: It may go back to an earlier state of its own, as by a fail-over, but not by more than this: what its commits freed is kept as long.
+    garbage_seconds: float
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """The rows of one SELECT, outside any transaction."""

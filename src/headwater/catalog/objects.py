@@ -1,7 +1,7 @@
 """Stored objects that nothing needs any more.
 
 An object is named by extents, and only the one who made it may name it again: its session while that is live, its transaction while
-that is open. So what no extent names, and nobody may name, is garbage for ever. Age decides nothing.
+that is open. So what no extent names, and nobody may name, is garbage for ever. Age decides nothing of that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from headwater.catalog.leases import hold
 class ObjectRow(NamedTuple):
     id: int
     key: str
+    dead_at: int | None = None
 
 
 class Owners(NamedTuple):
@@ -31,7 +32,7 @@ def list_unnamed(tx: Tx) -> list[ObjectRow]:
     # Tiering keeps blocks few and chunks large, so both lists are short; an index would cost every append.
     named = {row[0] for row in tx.run("SELECT DISTINCT object FROM extent WHERE object IS NOT NULL")}
     named |= {row[0] for row in tx.run("SELECT DISTINCT object FROM txn_extent WHERE object IS NOT NULL")}
-    return [ObjectRow(*row) for row in tx.run("SELECT id, key FROM object ORDER BY id") if row[0] not in named]
+    return [ObjectRow(*row) for row in tx.run("SELECT id, key, dead_at FROM object ORDER BY id") if row[0] not in named]
 
 
 def get_owners(tx: Tx) -> Owners:
@@ -49,6 +50,12 @@ def find_known(tx: Tx, keys: Sequence[str]) -> frozenset[str]:
     """Which of these keys have a row. Rows are found by id, so this looks through all: it is for `collect_orphans`, which is seldom."""
     wanted = frozenset(keys)
     return frozenset(row[0] for row in tx.run("SELECT key FROM object") if row[0] in wanted)
+
+
+def note_dead(tx: Tx, session: int, ids: list[int]) -> None:
+    """Note that these are garbage, from now on."""
+    hold(tx, session)
+    tx.defer("UPDATE object SET dead_at = now_us() WHERE id = ? AND dead_at IS NULL", [(id,) for id in ids])
 
 
 def forget(tx: Tx, session: int, ids: list[int]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.errors import ConflictError, CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
-from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
+from headwater.model.limits import GARBAGE_SECONDS, LOCK_SECONDS, RETRY_SECONDS
 from headwater.runtime.failpoints import reach
 from headwater.runtime.flag import Flag
 from headwater.runtime.retry import retry
@@ -91,6 +91,8 @@ class PostgresTx:
 
 class PostgresDatabase:
     """A catalog in the database, and in the first schema of its search path, that `url` names."""
+
+    garbage_seconds = GARBAGE_SECONDS
 
     def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self.url = _shown(url)

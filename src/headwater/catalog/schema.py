@@ -9,7 +9,7 @@ from importlib import resources
 from headwater.catalog.database import Database, Tx
 from headwater.errors import InvalidRequestError, NotFoundError
 
-FORMAT = 3
+FORMAT = 4
 
 _WORDS = {
     "sqlite": {"CLUSTERED": "WITHOUT ROWID", "BLOB": "BLOB", "BYTEWISE": ""},

@@ -95,10 +95,12 @@ CREATE TABLE inline_block (
 );
 
 -- What storage holds. An object without a row here is garbage, or not yet committed.
+-- `dead_at`: when it was seen that nothing names it, and nobody may name it again.
 CREATE TABLE object (
     id BIGINT PRIMARY KEY,
     key TEXT NOT NULL,
-    session BIGINT NOT NULL
+    session BIGINT NOT NULL,
+    dead_at BIGINT
 );
 
 -- Logs whose stream or segment is gone; their extents are deleted in slices.

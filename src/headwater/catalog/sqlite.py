@@ -63,6 +63,8 @@ class SqliteTx:
 class SqliteDatabase:
     """A catalog in the file at `path`, or in memory."""
 
+    garbage_seconds = 0.0
+
     def __init__(self, path: str, *, now_us: Callable[[], int] = clock.now_us, lock_seconds: float = LOCK_SECONDS) -> None:
         self.url = path
         self._path = path

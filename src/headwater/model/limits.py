@@ -79,6 +79,8 @@ COMPACT_CHUNKS: Final = 8
 #: The upkeep's lease, and how long a store is open before its background thread asks for it.
 LEASE_SECONDS: Final = 6.0
 UPKEEP_DELAY_SECONDS: Final = 5.0
+#: Objects that nothing names any more stay this long where a fail-over may take the catalog back to when they were named (PostgreSQL).
+GARBAGE_SECONDS: Final = 600.0
 #: Finished transactions and fenced sessions are kept this long, the markers of pipelines that committed nothing since this long.
 KEPT_SECONDS: Final = 7 * 86400.0
 MARKER_SECONDS: Final = 365 * 86400.0

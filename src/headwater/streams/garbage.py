@@ -1,6 +1,7 @@
-"""Garbage: stored objects that nobody needs, found by what the catalog says of their makers. Age decides nothing.
+"""Garbage: stored objects that nobody needs, found by what the catalog says of their makers. Age makes nothing garbage.
 
-An object goes from storage first and its row after it, so that a crash in between leaves a row that is looked at again.
+An object goes from storage first and its row after it, so that a crash in between leaves a row that is looked at again. Where a catalog
+may forget its last commits, by a fail-over to a standby that lagged, it stays for a while: that standby may still name it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ _PREFIXES = (layout.JOURNAL_PREFIX, layout.OBJECT_PREFIX, layout.CHUNK_PREFIX, l
 
 
 def collect(engine: Engine, session: int) -> int:
-    """Delete the objects whose last extent is gone; returns how many."""
+    """Delete the objects whose last extent is gone, long enough ago; returns how many."""
     dead = engine.read(_find_dead)
+    kept_us = int(engine.database.garbage_seconds * 1_000_000)
+    if dead and kept_us:
+        new = [row.id for row in dead if row.dead_at is None]
+        for start in range(0, len(new), _SLICE):
+            engine.write_once(objects.note_dead, session, new[start : start + _SLICE])
+        until = engine.database.query("SELECT now_us()")[0][0] - kept_us
+        dead = [row for row in dead if row.dead_at is not None and row.dead_at < until]
     if dead:
         failpoints.reach("garbage.found")
     for start in range(0, len(dead), _SLICE):
