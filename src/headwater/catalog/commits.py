@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headwater.catalog import groups, segments, tables
 from headwater.catalog.database import Database, Statement, Tx
-from headwater.catalog.flushes import add_extent, grow
+from headwater.catalog.flushes import PlacedBlock, add_extent, enter_blocks, grow
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.targets import RouteStale, Target, Targets, by_stream, open_targets, rolled_targets
 from headwater.catalog.transactions import (
@@ -307,16 +307,13 @@ def _apply(
 
     for target in {target.log: target for target in used.values()}.values() if staged else ():
         target.tail = _move(tx, id, target, sorted(key for key, other in used.items() if other is target), now)
+    blocks: list[PlacedBlock] = []
     for stream, append, _ in batch.appends:
         target = used[stream, append.segment]
-        tx.defer(
-            "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(target.log, target.tail, append.count, append.length, append.crc, target.append_time(now), append.object, append.position)],
-        )
-        if append.data is not None:
-            tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", [(target.log, target.tail, append.data)])
+        blocks.append((target.log, target.tail, target.append_time(now), append))
         target.tail += append.count
         target.bytes += append.length
+    enter_blocks(tx, blocks)
     # Several staged segments may have one target, and so may the transactions that share a roll: what is added counts once.
     grown = {(stream, target.number): target for (stream, _), target in used.items()}
     tx.defer(

@@ -62,6 +62,8 @@ class Refused(NamedTuple):
 
 
 PartResult = Stored | Refused
+#: A block with its log, its first number there, and when it was appended.
+PlacedBlock = tuple[int, int, int, Append]
 
 
 #: Of values, so that one statement moves many on PostgreSQL.
@@ -175,7 +177,8 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
     held = {key: rows[0] for key, rows in zip(writers, answers[1 + len(locks) :], strict=True) if rows}
 
     results: list[PartResult] = []
-    extents, blocks, numbers = [], [], {}
+    blocks: list[PlacedBlock] = []
+    numbers: dict[tuple[int, str], int] = {}
     touched: dict[tuple[int, int], _Tail] = {}
     for part in flush.parts:
         refusal = _refusal(part, state, held)
@@ -188,9 +191,7 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
             key = part.stream, append.segment
             tail = touched[key] = state[key]
             firsts.append(tail.tail)
-            extents.append((tail.log, tail.tail, append.count, append.length, append.crc, appended_at, append.object, append.position))
-            if append.data is not None:
-                blocks.append((tail.log, tail.tail, append.data))
+            blocks.append((tail.log, tail.tail, appended_at, append))
             tail.tail += append.count
             tail.bytes += append.length
             tail.appended_at = appended_at
@@ -201,8 +202,7 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
 
     tx.defer(_MOVE_TAILS, [(tail.tail, tail.bytes, tail.appended_at, *key) for key, tail in touched.items()])
     tx.defer(_INSERT_OBJECT, [(*stored, flush.session) for stored in flush.objects])
-    tx.defer("INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", extents)
-    tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks)
+    enter_blocks(tx, blocks)
     tx.defer("UPDATE writer SET last_number = ? WHERE stream = ? AND id = ?", [(number, *key) for key, number in numbers.items()])
     tx.defer(
         "UPDATE session SET last_flush = ?, last_result = ?, renewed_at = ? WHERE id = ?",
@@ -210,6 +210,16 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
     )
     failpoints.reach("append.applied")
     return results
+
+
+def enter_blocks(tx: Tx, blocks: Sequence[PlacedBlock]) -> None:
+    """Put blocks at their places, which are at the tails that the caller holds, and moves."""
+    tx.defer(
+        "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [(log, first, b.count, b.length, b.crc, appended_at, b.object, b.position) for log, first, appended_at, b in blocks],
+    )
+    inline = [(log, first, block.data) for log, first, _, block in blocks if block.data is not None]
+    tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", inline)
 
 
 class _Tail:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
-from headwater.catalog.flushes import Append
+from headwater.catalog.flushes import Append, enter_blocks
 from headwater.errors import ConditionFailedError, NotFoundError, SealedError
 
 #: As an expected version: only if the key is missing.
@@ -107,11 +107,7 @@ def write_entries(tx: Tx, table: int, append: Append, changes: Sequence[EntryCha
     numbered = [change._replace(version=tail + 1 + index) for index, change in enumerate(changes)]
     check_entries(tx, numbered)
     at = max(now, appended_at)
-    tx.defer(
-        "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES (?, ?, ?, ?, ?, ?, NULL, 0)",
-        [(log, tail, append.count, append.length, append.crc, at)],
-    )
-    tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", [(log, tail, append.data)])
+    enter_blocks(tx, [(log, tail, at, append)])
     tx.defer(
         "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = 0",
         [(tail + append.count, append.length, at, table)],
