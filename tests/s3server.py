@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BUCKET = "headwater"
+LATE_SECONDS = 1.5
+_PIECES = 15
 
 #: The server ends when its input does, so that it never outlives tests that were killed.
 _SERVE = """
@@ -69,8 +71,9 @@ class FaultyServer(ThreadingHTTPServer):
     """Keeps objects like S3, but meets each request with the next of `faults` first.
 
     A fault is a status ("503", or with a code of S3's, "400 ExpiredToken"), "drop" (close, having done nothing), "hang" (the same, but only
-    after `release` is set), "lose" (do it, then close without an answer), "cut" (answer with half the body), or "" for none. `requests` are
-    the methods of all that came.
+    after `release` is set), "lose" (do it, then close without an answer), "cut" (answer with half the body), "stall" (the same, and say
+    nothing more until `release` is set), "late" (answer `LATE_SECONDS` later), "crawl" (answer with a body that takes so long), or "" for
+    none. `requests` are the methods of all that came.
     """
 
     daemon_threads = True
@@ -112,10 +115,12 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             self._answer(int(fault[:3]), b"<Error><Code>%s</Code></Error>" % (fault[4:] or "Injected").encode())
         else:
             status, answer = self._do(body)
+            if fault == "late":
+                self.server.release.wait(LATE_SECONDS)
             if fault == "lose":
                 self.close_connection = True
             else:
-                self._answer(status, answer, cut=fault == "cut")
+                self._answer(status, answer, fault)
 
     def _do(self, body: bytes) -> tuple[int, bytes]:
         objects = self.server.objects
@@ -136,7 +141,7 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             return 206, objects[self.path][self._range[0] : self._range[1]]
         return 200, objects[self.path]
 
-    def _answer(self, status: int, body: bytes, *, cut: bool = False) -> None:
+    def _answer(self, status: int, body: bytes, fault: str = "") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", '"etag"')
@@ -145,9 +150,17 @@ class _FaultyHandler(BaseHTTPRequestHandler):
             start, end, size = self._range
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body[: len(body) // 2] if cut else body)
-        self.close_connection = self.close_connection or cut
+        if fault == "crawl":
+            for piece in range(_PIECES):
+                self.server.release.wait(LATE_SECONDS / _PIECES)
+                self.wfile.write(body[len(body) * piece // _PIECES : len(body) * (piece + 1) // _PIECES])
+                self.wfile.flush()
+        elif self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
+        if fault == "stall":
+            self.wfile.flush()
+            self.server.release.wait()
+        self.close_connection = self.close_connection or fault in ("cut", "stall")
 
     do_GET = do_PUT = do_HEAD = do_POST = _handle
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -213,17 +214,78 @@ def test_a_hung_request_is_repeated_once_also_if_it_took_longer_than_the_deadlin
         assert server.requests == ["PUT", "GET", "GET", "GET", "GET"]
 
 
-def test_a_large_object_may_take_longer_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for a request, and of a large read without a byte; ten for all of a read; for a put a second, above 10 MiB ten."""
     monkeypatch.setattr(limits, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(limits, "REQUEST_SECONDS", 0.001)
-    large = bytes(limits.TRANSFER_BYTES + 1)
-    with FaultyServer() as server:
+    monkeypatch.setattr(limits, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(limits, "TRANSFER_SECONDS", 10.0)
+    monkeypatch.setattr(limits, "PUT_SECONDS", {10 * limits.MIB: 1.0, 40 * limits.MIB: 10.0})
+
+
+LARGE = os.urandom(limits.TRANSFER_BYTES + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
+def test_a_large_read_that_moves_may_take_long() -> None:
+    with FaultyServer("", "crawl") as server:
         storage = open_on(server)
-        storage.put(KEY, [large])
-        assert bytes(storage.get(KEY, 0, len(large))) == large
-        server.faults += ["hang", "hang"]
-        with pytest.raises(UnavailableError):
-            storage.get(KEY, 0, 1)
+        storage.put(KEY, [LARGE])
+        assert bytes(storage.get(KEY, 0, len(LARGE))) == LARGE
+        assert server.requests == ["PUT", "GET"]
+        server.faults += ["crawl", ""]
+        assert bytes(storage.get(KEY, 0, limits.MIB)) == LARGE[: limits.MIB]
+        assert server.requests == ["PUT", "GET", "GET", "GET"], "a small one may not"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize("fault", ["stall", "hang"])
+def test_a_large_read_that_stands_still_is_given_up_and_repeated(fault: str) -> None:
+    with FaultyServer("", fault) as server:
+        storage = open_on(server)
+        storage.put(KEY, [LARGE])
+        began = time.monotonic()
+        assert bytes(storage.get(KEY, 0, len(LARGE))) == LARGE
+        assert 1 <= time.monotonic() - began < 8
+        assert server.requests == ["PUT", "GET", "GET"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
+def test_a_put_that_hangs_is_given_up_after_the_time_of_its_size_and_repeated() -> None:
+    with FaultyServer("hang") as server:
+        began = time.monotonic()
+        open_on(server).put(KEY, [LARGE])
+        assert 1 <= time.monotonic() - began < 8
+        assert server.requests == ["PUT", "PUT"]
+        assert server.objects == {PATH: LARGE}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize("size", [10 * limits.MIB + 1, 40 * limits.MIB + 1])
+def test_a_larger_put_may_be_without_an_answer_for_longer(size: int) -> None:
+    with FaultyServer("late") as server:
+        open_on(server).put(KEY, [bytes(size)])
+        assert server.requests == ["PUT"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_limits")
+def test_a_timeout_that_is_given_is_the_only_one() -> None:
+    with FaultyServer("late", "late") as server:
+        storage = ObjectStorage(URL, {**server.options, "timeout": "60s"})
+        storage.put(KEY, [LARGE])
+        assert bytes(storage.get(KEY, 0, len(LARGE))) == LARGE
+        assert server.requests == ["PUT", "GET"]
+
+
+def test_each_limit_of_a_put_fits_its_size() -> None:
+    for size, seconds in limits.PUT_SECONDS.items():
+        assert seconds >= limits.REQUEST_SECONDS + 2 * size / limits.MIB
+    assert max(limits.PUT_SECONDS) >= limits.CHUNK_BYTES
 
 
 def test_a_missing_bucket_is_not_a_missing_object(s3_server: S3Server) -> None:

@@ -85,14 +85,21 @@ class ObjectStorage:
         named = {_client_option(name) or name: value for name, value in options.items()}
         config: Any = {name: value for name, value in named.items() if name not in _CLIENT_OPTIONS}
         client = {name: value for name, value in named.items() if name in _CLIENT_OPTIONS}
-        # A client's time-out is for a whole request, however large: so there are two of them.
-        small: Any = {"timeout": f"{limits.REQUEST_SECONDS:g}s", **client}
-        large: Any = {"timeout": f"{limits.TRANSFER_SECONDS:g}s", **client}
-        try:
+
+        def connect(timeout: float, **others: str) -> Any:
+            given: Any = {"timeout": f"{timeout:g}s", **others, **client}
             # obstore's own retries are off: it never repeats a create-only put whose answer was lost, because it cannot know
             # that the object it then finds is its own. We can, so all repeating is ours, with one deadline.
-            self._store = from_url(url, config=config, client_options=small, retry_config={"max_retries": 0})
-            self._large = from_url(url, config=config, client_options=large, retry_config={"max_retries": 0})
+            return from_url(url, config=config, client_options=given, retry_config={"max_retries": 0})
+
+        # Of a large read each piece that arrives shows that it goes on. A put is one silence, up to its answer.
+        silence = {} if "timeout" in client else {"read_timeout": f"{limits.REQUEST_SECONDS:g}s"}
+        try:
+            # A client has one time-out for whole requests, however large: so there are some of them, 4 ms and 100 KiB each. All are made
+            # now: each takes what it is not given from the environment, which may be another one later.
+            self._store = connect(limits.REQUEST_SECONDS)
+            self._large_reads = connect(limits.TRANSFER_SECONDS, **silence)
+            self._large_puts = [(size, connect(seconds)) for size, seconds in limits.PUT_SECONDS.items()]
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
@@ -100,7 +107,7 @@ class ObjectStorage:
 
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         views = byte_views(buffers)
-        store = self._store_for(sum(view.nbytes for view in views))
+        store = self._store_to_put(sum(view.nbytes for view in views))
 
         def put_once() -> None:
             failpoints.reach("object.put")
@@ -171,9 +178,10 @@ class ObjectStorage:
 
     def _fetch(self, key: str, wanted: Sequence[Range]) -> Buffers:
         starts, lengths = [start for start, _ in wanted], [length for _, length in wanted]
+        store = self._store if sum(lengths) <= limits.TRANSFER_BYTES else self._large_reads
         try:
             # Without merging of its own: obstore panics when it cuts merged ranges out of an object that is too short.
-            fetched = obstore.get_ranges(self._store_for(sum(lengths)), key, starts=starts, lengths=lengths, coalesce=0)
+            fetched = obstore.get_ranges(store, key, starts=starts, lengths=lengths, coalesce=0)
         except FileNotFoundError as error:
             _refuse_missing_bucket(error)
             raise missing_error(key, starts[0], sum(lengths)) from error
@@ -188,8 +196,10 @@ class ObjectStorage:
                 raise short_error(key, start, length, len(data))
         return [memoryview(data) for data in fetched]
 
-    def _store_for(self, size: int) -> Any:
-        return self._store if size <= limits.TRANSFER_BYTES else self._large
+    def _store_to_put(self, size: int) -> Any:
+        if size <= limits.TRANSFER_BYTES:
+            return self._store
+        return next((store for most, store in self._large_puts if size <= most), self._large_puts[-1][1])
 
     def _find_size(self, key: str) -> int | None:
         try:
