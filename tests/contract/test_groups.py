@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import defaultdict
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -462,6 +464,139 @@ def test_a_reader_left_by_an_exception_does_not_commit(store: hw.Store, place: P
         assert take(reader, 2) == ["1", "2"]
         raise ZeroDivisionError
     assert position(group) == {0: 0}, "a store that is closed over it does not either"
+
+
+class Outage:
+    """Makes the catalog refuse some changes, or lose the answers to them."""
+
+    def __init__(self, store: hw.Store) -> None:
+        self.refused: set[str] = set()
+        self.lost: set[str] = set()
+        for way in ("write", "write_once"):
+            setattr(store._engine, way, partial(self._run, getattr(store._engine, way)))
+
+    def _run(self, run: Callable[..., Any], change: Any, *args: Any) -> Any:
+        if change.__name__ in self.refused:
+            raise hw.UnavailableError("out of reach")
+        result = run(change, *args)
+        if change.__name__ in self.lost:
+            raise hw.OutcomeUnknownError("the answer was lost")
+        return result
+
+    def end(self) -> None:
+        self.refused, self.lost = set(), set()
+
+
+CLOSING = ("commit_positions", "leave_group")
+
+
+@pytest.mark.parametrize("refused", CLOSING)
+def test_a_close_that_failed_is_repeated_until_it_succeeds(store: hw.Store, refused: str) -> None:
+    store.create_stream(IN)
+    write(store, IN, *"123")
+    group = store.reader_group("group", [IN])
+    outage = Outage(store)
+    reader = group.reader("r")
+    assert take(reader, 2) == ["1", "2"]
+    outage.refused = {refused}
+    for _ in range(2):
+        with pytest.raises(hw.UnavailableError):
+            reader.close()
+    with pytest.raises(hw.InvalidRequestError, match="closed"):
+        reader.read()
+    outage.end()
+    reader.close()
+    assert position(group) == {0: 2} and group.readers() == []
+    outage.refused = set(CLOSING)
+    reader.close()
+
+
+@pytest.mark.parametrize("lost", CLOSING)
+def test_a_close_whose_answer_was_lost_may_be_repeated(store: hw.Store, lost: str) -> None:
+    store.create_stream(IN)
+    write(store, IN, *"123")
+    group = store.reader_group("group", [IN])
+    outage = Outage(store)
+    reader = group.reader("r")
+    assert take(reader, 2) == ["1", "2"]
+    outage.lost = {lost}
+    with pytest.raises(hw.OutcomeUnknownError):
+        reader.close()
+    outage.end()
+    reader.close()
+    assert position(group) == {0: 2} and group.readers() == []
+
+
+def test_a_reader_whose_block_could_not_close_it_is_closed_by_hand(store: hw.Store) -> None:
+    store.create_stream(IN)
+    write(store, IN, *"123")
+    group = store.reader_group("group", [IN])
+    outage = Outage(store)
+    with pytest.raises(hw.UnavailableError), group.reader("r") as reader:
+        assert take(reader, 2) == ["1", "2"]
+        outage.refused = set(CLOSING)
+    outage.end()
+    reader.close()
+    assert position(group) == {0: 2} and group.readers() == []
+    with pytest.raises(ZeroDivisionError) as caught, group.reader("r") as reader:
+        assert take(reader, 1) == ["3"]
+        outage.refused = set(CLOSING)
+        raise ZeroDivisionError
+    assert "out of reach" in caught.value.__notes__[0]
+    outage.end()
+    reader.close()
+    assert position(group) == {0: 2} and group.readers() == [], "what an exception left is not committed by closing again"
+
+
+@pytest.mark.usefixtures("quick_death")
+def test_a_reader_that_could_not_leave_is_taken_for_dead_also_if_nobody_closes_it_again(store: hw.Store) -> None:
+    store.create_stream(IN)
+    write(store, IN, *"123")
+    group = store.reader_group("group", [IN])
+    outage = Outage(store)
+    reader = group.reader("r")
+    assert take(reader, 2) == ["1", "2"]
+    outage.refused = {"leave_group"}
+    with pytest.raises(hw.UnavailableError):
+        reader.close()
+    outage.end()
+    with group.reader("other") as other:
+        assert take(other, 1) == ["3"]
+        assert group.readers() == ["other"]
+        reader.close()
+        assert list(group.assignments()) == ["other"]
+
+
+@pytest.mark.usefixtures("quick_death")
+def test_a_close_that_comes_when_others_took_over_says_that_nothing_was_committed(store: hw.Store) -> None:
+    store.create_stream(IN)
+    write(store, IN, *"123")
+    group = store.reader_group("group", [IN])
+    outage = Outage(store)
+    reader = group.reader("r")
+    assert take(reader, 2) == ["1", "2"]
+    outage.refused = set(CLOSING)
+    with pytest.raises(hw.UnavailableError):
+        reader.close()
+    outage.end()
+    with group.reader("other") as other:
+        assert take(other, 1) == ["1"]
+        with pytest.raises(hw.FencedError):
+            reader.close()
+        reader.close()
+        assert position(group) == {0: 0}
+
+
+def test_a_store_is_closed_also_if_its_readers_can_not_leave(place: Place) -> None:
+    with place.open(create=True) as store:
+        store.create_stream(IN)
+        reader = store.reader_group("group", [IN]).reader("r")
+        Outage(store).refused = {"leave_group"}
+        with pytest.raises(hw.UnavailableError):
+            store.close()
+        reader.close()
+        del reader
+        gc.collect()
 
 
 def test_a_manual_reader_commits_and_rewinds_when_told(store: hw.Store) -> None:

@@ -90,6 +90,8 @@ class Reader:
         self._is_closed = True
         #: A `close` waits for a read that is under way: it ends, and no other begins.
         self._is_leaving = False
+        #: It lives no more to the group, also if nobody closes it again.
+        self._has_failed_to_leave = False
         self._error: HeadwaterError | None = None
         self._looked = 0.0
         self._looked_version = -1
@@ -283,7 +285,7 @@ class Reader:
 
     def beat(self) -> bool:
         """Called by the store's heart: says that this reader lives, also while its caller works on an event."""
-        if self._is_closed or self._error is not None or self._engine.is_closed:
+        if self._is_closed or self._has_failed_to_leave or self._error is not None or self._engine.is_closed:
             return False
         try:
             self._engine.write_once(groups.touch_reader, self._group.id, self._id, self._generation)
@@ -491,22 +493,37 @@ class Reader:
             raise InvalidRequestError("this reader is closed")
 
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group. An auto reader commits what it handed out; with `commit` false, or by an exception, it does not."""
+        """Leave the group. An auto reader commits what it handed out; with `commit` false, or by an exception, it does not.
+
+        Closing again does nothing. UnavailableError if it can't leave now: it reads no more, and closing it again tries again. Without that
+        it is taken for dead after 10 s.
+        """
         check_flag(commit, "commit")
         self._is_leaving = True
         self._engine.changes.bump()
         with self._lock:
-            if self._is_closed:
+            # A store that was closed has told what its readers could not do.
+            if self._is_closed or self._engine.is_closed:
                 return
             try:
                 if self._error is None:
-                    if commit and self._auto:
-                        self._settle()
-                        self._commit_settled()
-                    self._engine.write_once(groups.leave_group, self._group.id, self._id, self._generation)
-            finally:
+                    self._leave(commit and self._auto)
                 self._is_closed = True
-                self._drop()
+            except (FencedError, NotFoundError):
+                self._is_closed = True  # Another has its place, or there is none.
+                raise
+            finally:
+                self._has_failed_to_leave = not self._is_closed
+                if self._is_closed:
+                    self._drop()
+
+    def _leave(self, commit: bool) -> None:
+        if commit:
+            self._settle()
+            self._commit_settled()
+        # What is not committed by now never is: a close that is repeated does not know that there was an exception.
+        self._drop()
+        self._engine.write_once(groups.leave_group, self._group.id, self._id, self._generation)
 
     def __enter__(self) -> Reader:
         return self
@@ -523,7 +540,8 @@ class Reader:
             error.add_note(f"leaving the reader group failed too: {second}")
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True) and getattr(self, "_error", None) is None:
+        # A close that failed said so.
+        if not getattr(self, "_is_closed", True) and not self._is_leaving and self._error is None:
             warnings.warn(
                 f"a reader of group {self._group.name} was abandoned: close it, or use it in a with block", ResourceWarning, stacklevel=2
             )
