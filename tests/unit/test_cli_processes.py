@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,35 @@ def test_a_follower_prints_what_comes_and_ends_with_ctrl_c(url: str) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 0
         assert process.stderr.read() == b""
+
+
+#: Runs the command as its script does, with a Ctrl-C when it begins to import a module.
+_INTERRUPTED = """
+import importlib, os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            os.kill(os.getpid(), signal.SIGINT)
+
+module, _, function = sys.argv.pop(1).partition(":")
+moment = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+getattr(importlib.import_module(module), function)()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["headwater", "pyarrow.lib", "click", "headwater.cli.describe"])
+def test_ctrl_c_ends_a_command_in_one_line_also_while_it_is_loaded(module: str) -> None:
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["headwater"]
+    for arguments, said in (
+        (["list"], b"headwater: interrupted\n"),
+        (["list", "--json"], b'{"error": "Interrupted", "message": "interrupted"}\n'),
+    ):
+        command = [sys.executable, "-c", _INTERRUPTED, script, module, *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_SECONDS)
+        assert (done.returncode, done.stdout, done.stderr) == (1, b"", said)
 
 
 @pytest.mark.slow
