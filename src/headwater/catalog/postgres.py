@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.errors import ConflictError, CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
-from headwater.model.limits import LOCK_SECONDS, RETRY_SECONDS
+from headwater.model.limits import CONNECT_SECONDS, LOCK_SECONDS, RETRY_SECONDS, SILENT_SECONDS, TRANSACTION_SECONDS
 from headwater.runtime.failpoints import reach
 from headwater.runtime.flag import Flag
 from headwater.runtime.retry import retry
@@ -119,12 +119,13 @@ class PostgresDatabase:
         _inherited.append(self._changes)
         self._begin()
 
-    def connect(self) -> Connection:
+    def connect(self) -> Pipeline:
+        """A new connection, set up for us. No wait in here is without a limit: a server may go mute at any moment."""
         # Transactions begin and end by statements of our own, which go out together with others: psycopg's take a round trip each.
         connection = psycopg.connect(
             self._url,
             autocommit=True,
-            connect_timeout=10,
+            connect_timeout=int(CONNECT_SECONDS),
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
@@ -133,16 +134,15 @@ class PostgresDatabase:
             client_encoding="utf8",
         )
         self._connections.add(connection)
-        # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
-        connection.execute(f"SET lock_timeout = {int(LOCK_SECONDS * 1000)}")
-        connection.execute(f"SET idle_in_transaction_session_timeout = {int(LOCK_SECONDS * 1000)}")
-        if connection.info.server_version >= 170000:
-            # The timeout above counts from the end of a round trip; a process may be stopped in the middle of one.
-            connection.execute(f"SET transaction_timeout = {int(3 * LOCK_SECONDS * 1000)}")
-        connection.execute("SET default_transaction_isolation = 'read committed'")
-        # Whatever the server or the role is set to. For the session, and not in each transaction, where it would be one statement of nine.
-        connection.execute("SET synchronous_commit = on")
-        return connection
+        pipeline = Pipeline(connection, silent_seconds=CONNECT_SECONDS)
+        try:
+            # In one round trip of our own: psycopg's waits have no end, and as `options` of the connection poolers refuse it.
+            pipeline.run([(f"SET {name} = {value}", ()) for name, value in _settings(connection.info.server_version)])
+        except BaseException:
+            pipeline.close()
+            raise
+        pipeline.silent_seconds = SILENT_SECONDS
+        return pipeline
 
     def _take(self) -> Pipeline:
         with self._pool_lock:
@@ -150,7 +150,7 @@ class PostgresDatabase:
                 pipeline = self._idle.pop()
                 if pipeline.is_open:
                     return pipeline
-        return Pipeline(self.connect())
+        return self.connect()
 
     def _give_back(self, pipeline: Pipeline) -> None:
         with self._pool_lock:
@@ -331,9 +331,8 @@ class PostgresChanges(Changes):
 
     def _tell(self) -> None:
         while not self._closed.is_set:
-            with suppress(psycopg.Error), self._connection() as connection:
-                connection.execute("SET synchronous_commit = off")
-                pipeline = Pipeline(connection)
+            with suppress(psycopg.Error), self._connection() as pipeline:
+                pipeline.run([("SET synchronous_commit = off", ())])
                 while not self._closed.is_set:
                     self._to_tell.wait()
                     self._to_tell.clear()
@@ -345,12 +344,12 @@ class PostgresChanges(Changes):
 
     def _listen(self) -> None:
         while not self._closed.is_set:
-            with suppress(psycopg.Error), self._connection() as connection:
-                connection.execute(f"LISTEN {_CHANNEL}")
+            with suppress(psycopg.Error), self._connection() as pipeline:
+                pipeline.run([(f"LISTEN {_CHANNEL}", ())])
                 self.bump()
                 # psycopg's own `notifies` takes several times as long for one.
-                pgconn, socket = connection.pgconn, select.poll()
-                socket.register(connection, select.POLLIN)
+                pgconn, socket = pipeline.connection.pgconn, select.poll()
+                socket.register(pgconn.socket, select.POLLIN)
                 while not self._closed.is_set:
                     if socket.poll(500):
                         pgconn.consume_input()
@@ -373,17 +372,17 @@ class PostgresChanges(Changes):
         return self._heard.get(key)
 
     @contextmanager
-    def _connection(self) -> Iterator[Connection]:
+    def _connection(self) -> Iterator[Pipeline]:
         database = self._database()
         if database is None:
             self._closed.set()
             raise psycopg.InterfaceError("this catalog was let go of")
-        connection = database.connect()
+        pipeline = database.connect()
         del database
         try:
-            yield connection
+            yield pipeline
         finally:
-            connection.close()
+            pipeline.close()
 
     def close(self) -> None:
         self._closed.set()
@@ -391,6 +390,19 @@ class PostgresChanges(Changes):
         for thread in (self._listener, self._teller):
             if thread is not None:
                 thread.join(timeout=5)
+
+
+def _settings(server_version: int) -> Iterator[tuple[str, object]]:
+    """What each session is set to, whatever the server, the database or the role says."""
+    # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
+    yield "lock_timeout", int(LOCK_SECONDS * 1000)
+    yield "idle_in_transaction_session_timeout", int(LOCK_SECONDS * 1000)
+    if server_version >= 170000:
+        # The timeout above counts from the end of a round trip; a process may be stopped in the middle of one.
+        yield "transaction_timeout", int(TRANSACTION_SECONDS * 1000)
+    yield "default_transaction_isolation", "'read committed'"
+    # For the session, and not in each transaction, where it would be one statement of nine.
+    yield "synchronous_commit", "on"
 
 
 def _words(news: Iterable[tuple[str, str]]) -> str:
