@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +39,37 @@ def test_a_server_that_lets_us_in_and_goes_mute_is_given_up(proxy: Proxy) -> Non
                 opening.result(30)
         finally:
             proxy.close()
+
+
+def test_mute_connections_are_replaced_and_the_caller_sees_no_error(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A silence is longer than calls are repeated.
+    monkeypatch.setattr(postgres, "SILENT_SECONDS", 1.5)
+    database = PostgresDatabase(proxy.url)
+    try:
+        for pipeline in [database._take() for _ in range(5)]:
+            database._give_back(pipeline)
+        proxy.silence()
+        began = time.monotonic()
+        assert database.query("SELECT 1") == [(1,)]
+        assert time.monotonic() - began < 3, "the others are not waited for, one after the other"
+        proxy.silence()
+        assert database.write(lambda tx: tx.run("SELECT 2")) == [(2,)]
+        proxy.silence()
+        assert database.read(lambda tx: tx.run("SELECT 3")) == [(3,)]
+    finally:
+        database.close()
+
+
+def test_a_server_that_stays_mute_is_said_to_be_out_of_reach(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "SILENT_SECONDS", 1.0)
+    database = PostgresDatabase(proxy.url)
+    try:
+        proxy.silence()
+        proxy.mutes_new.set()
+        with pytest.raises(hw.UnavailableError, match="out of reach"):
+            database.query("SELECT 1")
+    finally:
+        database.close()
 
 
 @pytest.mark.parametrize("mute", ["who listens", "who tells"])

@@ -92,10 +92,9 @@ class PostgresTx:
 class PostgresDatabase:
     """A catalog in the database, and in the first schema of its search path, that `url` names."""
 
-    def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, url: str) -> None:
         self.url = _shown(url)
         self._url = url
-        self._retry_seconds = retry_seconds
         self._begin()
         _opened.add(self)
         with _translated(url):
@@ -247,7 +246,8 @@ class PostgresDatabase:
                 raise
 
         with _translated(self.url):
-            return retry(attempt_anew, retryable=_is_retryable, deadline_seconds=self._retry_seconds)
+            # Once in any case: to find out that a connection is mute takes longer than that, and another one may not be.
+            return retry(attempt_anew, retryable=_is_retryable, deadline_seconds=RETRY_SECONDS, least_repeats=1)
 
     def _close_idle(self) -> None:
         with self._pool_lock:

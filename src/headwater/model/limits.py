@@ -40,7 +40,7 @@ LOCK_SECONDS: Final = 10.0
 #: PostgreSQL: making a connection, one transaction, and a server that says nothing: by then it would have ended the transaction.
 CONNECT_SECONDS: Final = 10.0
 TRANSACTION_SECONDS: Final = 30.0
-SILENT_SECONDS: Final = 120.0
+SILENT_SECONDS: Final = 40.0
 #: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
 RETRY_SECONDS: Final = 20.0
 #: One request to an object store, and one that moves more than so many bytes: 128 MiB at half a megabyte per second.
