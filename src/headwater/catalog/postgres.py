@@ -394,6 +394,8 @@ class PostgresChanges(Changes):
 
 def _settings(server_version: int) -> Iterator[tuple[str, object]]:
     """What each session is set to, whatever the server, the database or the role says."""
+    # First: a low one of the role would end what follows too. Servers before 17 have no other limit for what runs in one round trip.
+    yield "statement_timeout", int(TRANSACTION_SECONDS * 1000)
     # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
     yield "lock_timeout", int(LOCK_SECONDS * 1000)
     yield "idle_in_transaction_session_timeout", int(LOCK_SECONDS * 1000)
