@@ -41,6 +41,16 @@ _MOST_IDLE = 8
 #: Of one INSERT; the protocol takes 65,535 values.
 _MOST_ROWS = 1024
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+#: What a server says to those it will not let in, and PgBouncer. By its words: libpq gives no code for a connection that was not made.
+#: A server that speaks another language is asked again, as one that is starting up or has no place left is.
+_REFUSAL = re.compile(
+    r"""FATAL:\s+(?:
+        (?:database|role)\ ".*"\ does\ not\ exist | role\ ".*"\ is\ not\ permitted\ to\ log\ in | permission\ denied\ for\ database
+        | (?:password|Peer|certificate|SASL)\ authentication\ failed | no\ pg_hba\.conf\ entry | pg_hba\.conf\ rejects
+        | no\ such\ (?:database|user) | unsupported\ startup\ parameter
+    )""",
+    re.VERBOSE,
+)
 _opened: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
 # Connections of a parent process: closing one in a child would end the parent's session, so they are kept for ever.
 _inherited: list[Any] = []
@@ -412,14 +422,20 @@ def _words(news: Iterable[tuple[str, str]]) -> str:
 
 
 def _is_retryable(error: Exception) -> bool:
-    final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName | pg.ProgramLimitExceeded
-    if isinstance(error, final):
-        return False
-    if isinstance(error, psycopg.OperationalError) and "password" in str(error):
+    final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.ProgramLimitExceeded
+    if isinstance(error, final) or _is_refused(error):
         return False
     # A row that was not there a moment ago: of two attempts of one commit, the later one finds out what the other did.
     again = pg.DeadlockDetected | pg.SerializationFailure | pg.UniqueViolation | pg.ReadOnlySqlTransaction
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | again)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the server does not let us in, and will not, until someone changes the address or the server."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    asked_for_password = error.pgconn is not None and error.pgconn.needs_password
+    return asked_for_password or _REFUSAL.search(str(error)) is not None
 
 
 @contextmanager
@@ -433,7 +449,7 @@ def _translated(url: str) -> Iterator[None]:
         raise UnavailableError(f"the catalog's lock is held by another process for over {LOCK_SECONDS:g} s: repeat") from error
     except (pg.DataCorrupted, pg.IndexCorrupted) as error:
         raise CorruptDataError(f"the catalog is damaged: {error}", object=_shown(url)) from error
-    except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
+    except pg.InsufficientPrivilege as error:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
     except (psycopg.ProgrammingError, pg.ProgramLimitExceeded) as error:
         raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
@@ -442,6 +458,8 @@ def _translated(url: str) -> Iterator[None]:
     except psycopg.IntegrityError as error:
         raise ConflictError(f"the catalog changed meanwhile ({str(error).strip()}): look again, decide again") from error
     except psycopg.Error as error:
+        if _is_refused(error):
+            raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {str(error).strip()}") from error
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
 
