@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import psycopg
 import pytest
@@ -114,6 +116,39 @@ def test_a_store_that_is_open_tells_at_once_that_its_role_is_not_let_in_any_more
         with pytest.raises(hw.InvalidRequestError, match="not permitted to log in"):
             store.scopes()
         assert time.monotonic() - began < 10
+
+
+def test_a_store_is_opened_when_a_server_that_has_no_place_has_one_again(tmp_path: Path, guest_url: str, admin: psycopg.Connection) -> None:
+    admin.execute("ALTER ROLE guest CONNECTION LIMIT 0")
+    assert not _lets_in(guest_url)
+    later = threading.Timer(0.5, admin.execute, ("ALTER ROLE guest CONNECTION LIMIT -1",))
+    later.start()
+    try:
+        hw.open(tmp_path / "store", catalog=guest_url, upkeep=False).close()
+    finally:
+        later.join()
+
+
+def test_a_store_is_opened_when_the_server_is_there_again_soon(tmp_path: Path, guest_url: str) -> None:
+    # As in the moment of a restart in which nobody listens. A link to the server's folder stands for a server that comes up.
+    folder, link = unquote(guest_url.partition("host=")[2]), tmp_path / "s"
+    later = threading.Timer(0.5, link.symlink_to, (folder,))
+    later.start()
+    try:
+        hw.open(tmp_path / "store", catalog=guest_url.partition("host=")[0] + f"host={link}", upkeep=False).close()
+    finally:
+        later.join()
+
+
+@pytest.mark.parametrize("where", ["/no/folder", "127.0.0.1:1", "nowhere.invalid", "localhost:1"])
+def test_an_address_where_nobody_listens_is_told_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(postgres, "ABSENT_SECONDS", 0.2)
+    url = f"postgresql://guest@/x?host={where}" if "/" in where else f"postgresql://guest@{where}/x"
+    began = time.monotonic()
+    with pytest.raises(hw.UnavailableError, match="out of reach"):
+        hw.open(tmp_path / "store", catalog=url)
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "store").exists(), "nothing stays of it"
 
 
 @pytest.mark.parametrize(

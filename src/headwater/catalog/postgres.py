@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.errors import ConflictError, CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
-from headwater.model.limits import CONNECT_SECONDS, LOCK_SECONDS, RETRY_SECONDS, SILENT_SECONDS, TRANSACTION_SECONDS
+from headwater.model.limits import ABSENT_SECONDS, CONNECT_SECONDS, LOCK_SECONDS, RETRY_SECONDS, SILENT_SECONDS, TRANSACTION_SECONDS
 from headwater.runtime.failpoints import reach
 from headwater.runtime.flag import Flag
 from headwater.runtime.retry import retry
@@ -107,8 +108,7 @@ class PostgresDatabase:
         self._url = url
         self._begin()
         _opened.add(self)
-        with _translated(url):
-            self._give_back(self._take())
+        self._look_for_server()
 
     def _begin(self) -> None:
         self._pool_lock = threading.Lock()
@@ -116,6 +116,17 @@ class PostgresDatabase:
         self._is_closed = False
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changes = PostgresChanges(self)
+
+    def _look_for_server(self) -> None:
+        """Connect for the first time. A server that is briefly away is waited for, as by every call."""
+        began = time.monotonic()
+
+        def is_retryable(error: Exception) -> bool:
+            # Where nobody listens at all, the address is wrong more often than the server is about to be there: who mistyped it should
+            # not sit there for long, and a restart, which is over by then, is waited for all the same.
+            return _is_retryable(error) and not (_is_nobody_there(error) and time.monotonic() - began > ABSENT_SECONDS)
+
+        self._repeated(lambda: self._give_back(self._take()), is_retryable)
 
     def _after_fork(self) -> None:
         # Not their sockets, though: while a child has them, the server does not notice that the parent died, and keeps its locks (seen).
@@ -241,7 +252,7 @@ class PostgresDatabase:
         finally:
             self._give_back(pipeline)
 
-    def _repeated(self, attempt: Callable[[], T]) -> T:
+    def _repeated(self, attempt: Callable[[], T], is_retryable: Callable[[Exception], bool] | None = None) -> T:
         def attempt_anew() -> T:
             try:
                 return attempt()
@@ -257,7 +268,7 @@ class PostgresDatabase:
 
         with _translated(self.url):
             # Once in any case: to find out that a connection is mute takes longer than that, and another one may not be.
-            return retry(attempt_anew, retryable=_is_retryable, deadline_seconds=RETRY_SECONDS, least_repeats=1)
+            return retry(attempt_anew, retryable=is_retryable or _is_retryable, deadline_seconds=RETRY_SECONDS, least_repeats=1)
 
     def _close_idle(self) -> None:
         with self._pool_lock:
@@ -436,6 +447,13 @@ def _is_refused(error: Exception) -> bool:
         return False
     asked_for_password = error.pgconn is not None and error.pgconn.needs_password
     return asked_for_password or _REFUSAL.search(str(error)) is not None
+
+
+def _is_nobody_there(error: Exception) -> bool:
+    """Whether no server was found: not one that answers, whatever it says, and not one that is mute."""
+    text = str(error)
+    unheard = (os.strerror(errno.ECONNREFUSED), os.strerror(errno.ENOENT), "resolve host")
+    return "FATAL:" not in text and any(words in text for words in unheard)
 
 
 @contextmanager

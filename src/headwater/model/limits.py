@@ -43,6 +43,8 @@ TRANSACTION_SECONDS: Final = 30.0
 SILENT_SECONDS: Final = 40.0
 #: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
 RETRY_SECONDS: Final = 20.0
+#: `hw.open`, where no PostgreSQL listens.
+ABSENT_SECONDS: Final = 2.0
 #: One request to an object store, and one that moves more than so many bytes: 128 MiB at half a megabyte per second.
 REQUEST_SECONDS: Final = 30.0
 TRANSFER_BYTES: Final = 4 * MIB
