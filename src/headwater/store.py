@@ -466,14 +466,14 @@ class Store:
     def resume_transaction(self, id: str) -> Transaction:
         """An open transaction of any process, to add to it, commit it or abort it."""
         self._check_open()
-        state, lease_us = self._engine.write(transactions.look_up, check_id(id))
+        state, lease_us = self._engine.write_once(transactions.look_up, check_id(id))
         if state not in (transactions.OPEN, transactions.COMMITTING):
             raise TransactionEndedError(f"transaction {id} is {state} already")
         return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
 
     def transaction_status(self, id: str) -> TransactionStatus:
         """What became of a transaction. A finished one is kept for at least 7 days."""
-        state = self._engine.read(transactions.find_state, check_id(id)) or self._engine.write(transactions.get_state, id)
+        state = self._engine.read(transactions.find_state, check_id(id)) or self._engine.write_once(transactions.get_state, id)
         return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
 
     def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:

@@ -156,7 +156,7 @@ class Stream:
     def seal(self) -> None:
         """End the stream: it can be read for ever and never written again."""
         try:
-            self._store._engine.write(streams.seal_stream, self._ref.id)
+            self._store._engine.write_once(streams.seal_stream, self._ref.id)
         except NotFoundError:
             raise lifecycle.deleted(self._ref) from None
 
@@ -276,7 +276,7 @@ class Stream:
         return self._refresh()
 
     def _open_named_writer(self, id: str) -> tuple[int, int]:
-        return self._store._engine.write(writers.open_writer, self._ref.id, parse_word(id, "writer"))
+        return self._store._engine.write_once(writers.open_writer, self._ref.id, parse_word(id, "writer"))
 
 
 def _events(batches: Iterator[Batch] | Iterator[Batch | None]) -> Iterator[Event]:

@@ -326,7 +326,7 @@ class Transaction:
         with self._lock:
             self._check_open()
             self._begin()
-        self._ended_on(lambda: self._engine.write(transactions.renew, self._id))
+        self._ended_on(lambda: self._engine.write_once(transactions.renew, self._id))
 
     def _renew_quietly(self) -> bool:
         """For the heart: whether to go on. A failure shows at the next call that matters."""

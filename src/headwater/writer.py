@@ -299,7 +299,7 @@ class Writer(LaneWriter):
         self._noted_at = monotonic()
         self.flush()
         engine = self._store._engine
-        engine.write(watermarks.note_time, self._stream.id, self._note_name, self._noted_us, int(IDLE_WRITER_SECONDS * 1_000_000))
+        engine.write_once(watermarks.note_time, self._stream.id, self._note_name, self._noted_us, int(IDLE_WRITER_SECONDS * 1_000_000))
 
     def close(self) -> None:
         """Flush, then end. Closing again does nothing."""
@@ -308,7 +308,7 @@ class Writer(LaneWriter):
                 told = self._told
                 try:
                     self._store_note()
-                    self._store._engine.write(watermarks.forget_writer, self._stream.id, self._note_name)
+                    self._store._engine.write_once(watermarks.forget_writer, self._stream.id, self._note_name)
                 except UnavailableError:
                     raise
                 except HeadwaterError:

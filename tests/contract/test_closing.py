@@ -144,7 +144,8 @@ def test_all_connections_that_a_restart_ended_are_given_up_at_once(store: hw.Sto
     for pipeline in many:
         database._give_back(pipeline)
     other = database.connect()
-    other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()")
+    everyone_else = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+    other.run([(everyone_else, ())])
     other.close()
     began = time.monotonic()
     with store.stream("a/stream").writer() as writer:

@@ -446,7 +446,7 @@ def test_deleting_much_is_done_in_slices_by_rows_and_by_bytes(store: hw.Store, m
     stream = store.create_stream("g/x")
     write(stream, 30, b"." * 200)
     deleted: list[int] = []
-    change = store._engine.write
+    change = store._engine.write_once
 
     def counted(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = rows(store, "inline_block")["inline_block"]
@@ -454,7 +454,7 @@ def test_deleting_much_is_done_in_slices_by_rows_and_by_bytes(store: hw.Store, m
         deleted.append(before - rows(store, "inline_block")["inline_block"])
         return result
 
-    monkeypatch.setattr(store._engine, "write", counted)
+    monkeypatch.setattr(store._engine, "write_once", counted)
     stream.truncate(stream.tail())
     assert sum(deleted) == 30 and 1 < max(deleted) < 8
 

@@ -1074,17 +1074,21 @@ def test_a_deleted_group_can_be_made_anew(store: hw.Store) -> None:
 
 def just_before_it_is_made(store: hw.Store, patch: pytest.MonkeyPatch, *calls: Callable[[], Any]) -> None:
     """Make the calls around the next write of this store."""
-    write, (before, *after) = store._engine.write, calls
+    before, *after = calls
+    names = ("write", "write_once")
+    real = {name: getattr(store._engine, name) for name in names}
 
-    def written(*args: Any, **kwargs: Any) -> Any:
-        patch.setattr(store._engine, "write", write)
+    def written(name: str, *args: Any, **kwargs: Any) -> Any:
+        for each in names:
+            patch.setattr(store._engine, each, real[each])
         before()
-        found = write(*args, **kwargs)
+        found = real[name](*args, **kwargs)
         for call in after:
             call()
         return found
 
-    patch.setattr(store._engine, "write", written)
+    for name in names:
+        patch.setattr(store._engine, name, partial(written, name))
 
 
 def test_a_group_begins_at_the_head_also_if_that_is_truncated_just_before(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import headwater as hw
@@ -32,6 +33,17 @@ def database(postgres_url: str) -> Iterator[PostgresDatabase]:
     database.write(lambda tx: tx.run("CREATE TABLE word (text TEXT PRIMARY KEY, other TEXT REFERENCES word (text), number BIGINT)"))
     yield database
     database.close()
+
+
+def test_a_statement_timeout_of_the_database_does_not_end_our_statements(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET statement_timeout = 50")
+    database = PostgresDatabase(postgres_url)
+    try:
+        assert database.query("SELECT 1 FROM pg_sleep(0.2)") == [(1,)]
+        assert database.query("SELECT current_setting('statement_timeout')") == [("30s",)]
+    finally:
+        database.close()
 
 
 class Insert:

@@ -14,9 +14,9 @@ def test_the_password_of_the_address_reaches_the_server(postgres_url: str) -> No
     user, at, rest = postgres_url.partition("@")
     database = PostgresDatabase(f"{user}:secret{at}{rest}")
     try:
-        connection = database.connect()
-        assert connection.info.password == "secret"
-        connection.close()
+        pipeline = database.connect()
+        assert pipeline.connection.info.password == "secret"
+        pipeline.close()
         assert "secret" not in database.url
     finally:
         database.close()

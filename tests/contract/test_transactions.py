@@ -73,8 +73,8 @@ class LosesAnswers:
         for way in ("write_once", "attempt"):
             setattr(self._engine, way, partial(self._losing, getattr(self._engine, way)))
 
-    def _losing(self, run: Callable[..., Any], change: Any, *args: Any) -> Any:
-        result = run(change, *args)
+    def _losing(self, run: Callable[..., Any], change: Any, *args: Any, **named: Any) -> Any:
+        result = run(change, *args, **named)
         if change is commits.commit_one and result is None:
             return None
         name = "commit" if change is commits.commit_one else change.__name__

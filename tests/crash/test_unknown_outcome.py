@@ -183,8 +183,15 @@ def test_after_a_failure_for_good_the_number_of_its_flush_is_not_used_again(stor
     assert _values(store) == [b"0", b"1"]
 
 
+#: The end of what the server says when it has let someone in.
+_READY = b"Z\x00\x00\x00\x05I"
+
+
 class Proxy:
-    """Between a client and PostgreSQL's socket. Armed, it lets the next commit be done, drops the answer, and hangs up."""
+    """Between a client and PostgreSQL's socket. Armed, it lets the next commit be done, drops the answer, and hangs up.
+
+    It can also let connections go mute: nothing that the server says arrives any more, and nobody hangs up.
+    """
 
     def __init__(self, url: str, folder: Path) -> None:
         parts = urlsplit(url)
@@ -196,8 +203,15 @@ class Proxy:
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}?host={quote(str(folder), safe='')}"
         self.armed = threading.Event()
         self.dropped = 0
+        #: Connections that are made from now on go mute as soon as they are there.
+        self.mutes_new = threading.Event()
+        self._mute: set[socket.socket] = set()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def silence(self) -> None:
+        """Let all connections that are there go mute."""
+        self._mute.update(self._sockets)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -223,7 +237,10 @@ class Proxy:
                             self.armed.clear()
                             self.dropped += 1
                             return
-                    (server if ready is client else client).sendall(data)
+                    if ready is client or client not in self._mute:
+                        (server if ready is client else client).sendall(data)
+                    if ready is server and self.mutes_new.is_set() and data.endswith(_READY):
+                        self._mute.add(client)
 
     def _rest_of_answer(self, data: bytes, client: socket.socket, server: socket.socket) -> bytes:
         """All that the server says until it is ready for more."""

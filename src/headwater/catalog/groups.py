@@ -278,9 +278,21 @@ def commit_positions(
     group_generation: int,
     positions: dict[tuple[int, int], int],
     give: Sequence[tuple[int, int]],
+    *,
+    again: bool = False,
 ) -> None:
-    """Make a reader's positions durable, then give the segments `give` up to the others."""
+    """Make a reader's positions durable, then give the segments `give` up to the others.
+
+    Given `again`, since the answer to an earlier try was lost, it recognises what was done.
+    """
     row = _lock(tx, group)
+    if again:
+        # A reader that is alive loses segments by its own commits alone: those it gave up, and those that it brought to their end.
+        present = {(item.stream, item.segment): item for item in list_frontier(tx, group)}
+        stored = {
+            key for key, at in positions.items() if key not in present or (present[key].reader != reader and present[key].position >= at)
+        }
+        positions = {key: number for key, number in positions.items() if key not in stored}
     _check_holder(tx, row, reader, generation, group_generation, positions)
     _store(tx, group, positions)
     tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))

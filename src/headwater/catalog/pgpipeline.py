@@ -18,14 +18,13 @@ from psycopg import errors, pq
 from psycopg.adapt import Transformer
 
 from headwater.catalog.database import Row, Statement
+from headwater.model.limits import SILENT_SECONDS
 
 _pack_int = Struct("!q").pack
 _pack_float = Struct("!d").pack
 #: Of a connection. A statement with values is prepared when it is used again, and never forgotten.
 _MOST_PREPARED = 512
 _USES_BEFORE = 2
-#: A server that says nothing for so long will not: its own limit for a transaction is a quarter of that.
-_SILENT_MS = 120_000
 _Key = tuple[str, tuple[int, ...]]
 
 
@@ -60,10 +59,14 @@ _FORMS = _Forms(
 
 
 class Pipeline:
-    """A connection that is used for nothing else. Not for several threads at once."""
+    """A connection that is used for nothing else. Not for several threads at once.
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    A server that says nothing for `silent_seconds` is given up, and the connection with it.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], silent_seconds: float = SILENT_SECONDS) -> None:
         self.connection = connection
+        self.silent_seconds = silent_seconds
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
         self._pgconn.enter_pipeline_mode()
@@ -178,9 +181,9 @@ class Pipeline:
 
     def _wait(self, events: int) -> None:
         self._socket.modify(self._pgconn.socket, events)
-        ready = self._socket.poll(_SILENT_MS)
+        ready = self._socket.poll(self.silent_seconds * 1000)
         if not ready:
-            raise psycopg.OperationalError(f"the server did not answer for {_SILENT_MS // 1000} s")
+            raise psycopg.OperationalError(f"the server did not answer for {self.silent_seconds:g} s")
         if any(found & ~select.POLLOUT for _, found in ready):
             self._pgconn.consume_input()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -17,7 +18,15 @@ from typing import Any, TypeVar
 
 from headwater.catalog.database import NO_NEWS, Changes, News, Row, Statement, Tx
 from headwater.errors import ConflictError, CorruptDataError, HeadwaterError, InvalidRequestError, OutcomeUnknownError, UnavailableError
-from headwater.model.limits import GARBAGE_SECONDS, LOCK_SECONDS, RETRY_SECONDS
+from headwater.model.limits import (
+    ABSENT_SECONDS,
+    CONNECT_SECONDS,
+    GARBAGE_SECONDS,
+    LOCK_SECONDS,
+    RETRY_SECONDS,
+    SILENT_SECONDS,
+    TRANSACTION_SECONDS,
+)
 from headwater.runtime.failpoints import reach
 from headwater.runtime.flag import Flag
 from headwater.runtime.retry import retry
@@ -41,6 +50,16 @@ _MOST_IDLE = 8
 #: Of one INSERT; the protocol takes 65,535 values.
 _MOST_ROWS = 1024
 _BEGIN_READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+#: What a server says to those it will not let in, and PgBouncer. By its words: libpq gives no code for a connection that was not made.
+#: A server that speaks another language is asked again, as one that is starting up or has no place left is.
+_REFUSAL = re.compile(
+    r"""FATAL:\s+(?:
+        (?:database|role)\ ".*"\ does\ not\ exist | role\ ".*"\ is\ not\ permitted\ to\ log\ in | permission\ denied\ for\ database
+        | (?:password|Peer|certificate|SASL)\ authentication\ failed | no\ pg_hba\.conf\ entry | pg_hba\.conf\ rejects
+        | no\ such\ (?:database|user) | unsupported\ startup\ parameter
+    )""",
+    re.VERBOSE,
+)
 _opened: weakref.WeakSet[PostgresDatabase] = weakref.WeakSet()
 # Connections of a parent process: closing one in a child would end the parent's session, so they are kept for ever.
 _inherited: list[Any] = []
@@ -94,14 +113,12 @@ class PostgresDatabase:
 
     garbage_seconds = GARBAGE_SECONDS
 
-    def __init__(self, url: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, url: str) -> None:
         self.url = _shown(url)
         self._url = url
-        self._retry_seconds = retry_seconds
         self._begin()
         _opened.add(self)
-        with _translated(url):
-            self._give_back(self._take())
+        self._look_for_server()
 
     def _begin(self) -> None:
         self._pool_lock = threading.Lock()
@@ -109,6 +126,17 @@ class PostgresDatabase:
         self._is_closed = False
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._changes = PostgresChanges(self)
+
+    def _look_for_server(self) -> None:
+        """Connect for the first time. A server that is briefly away is waited for, as by every call."""
+        began = time.monotonic()
+
+        def is_retryable(error: Exception) -> bool:
+            # Where nobody listens at all, the address is wrong more often than the server is about to be there: who mistyped it should
+            # not sit there for long, and a restart, which is over by then, is waited for all the same.
+            return _is_retryable(error) and not (_is_nobody_there(error) and time.monotonic() - began > ABSENT_SECONDS)
+
+        self._repeated(lambda: self._give_back(self._take()), is_retryable)
 
     def _after_fork(self) -> None:
         # Not their sockets, though: while a child has them, the server does not notice that the parent died, and keeps its locks (seen).
@@ -121,12 +149,13 @@ class PostgresDatabase:
         _inherited.append(self._changes)
         self._begin()
 
-    def connect(self) -> Connection:
+    def connect(self) -> Pipeline:
+        """A new connection, set up for us. No wait in here is without a limit: a server may go mute at any moment."""
         # Transactions begin and end by statements of our own, which go out together with others: psycopg's take a round trip each.
         connection = psycopg.connect(
             self._url,
             autocommit=True,
-            connect_timeout=10,
+            connect_timeout=int(CONNECT_SECONDS),
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
@@ -135,16 +164,15 @@ class PostgresDatabase:
             client_encoding="utf8",
         )
         self._connections.add(connection)
-        # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
-        connection.execute(f"SET lock_timeout = {int(LOCK_SECONDS * 1000)}")
-        connection.execute(f"SET idle_in_transaction_session_timeout = {int(LOCK_SECONDS * 1000)}")
-        if connection.info.server_version >= 170000:
-            # The timeout above counts from the end of a round trip; a process may be stopped in the middle of one.
-            connection.execute(f"SET transaction_timeout = {int(3 * LOCK_SECONDS * 1000)}")
-        connection.execute("SET default_transaction_isolation = 'read committed'")
-        # Whatever the server or the role is set to. For the session, and not in each transaction, where it would be one statement of nine.
-        connection.execute("SET synchronous_commit = on")
-        return connection
+        pipeline = Pipeline(connection, silent_seconds=CONNECT_SECONDS)
+        try:
+            # In one round trip of our own: psycopg's waits have no end, and as `options` of the connection poolers refuse it.
+            pipeline.run([(f"SET {name} = {value}", ()) for name, value in _settings(connection.info.server_version)])
+        except BaseException:
+            pipeline.close()
+            raise
+        pipeline.silent_seconds = SILENT_SECONDS
+        return pipeline
 
     def _take(self) -> Pipeline:
         with self._pool_lock:
@@ -152,7 +180,7 @@ class PostgresDatabase:
                 pipeline = self._idle.pop()
                 if pipeline.is_open:
                     return pipeline
-        return Pipeline(self.connect())
+        return self.connect()
 
     def _give_back(self, pipeline: Pipeline) -> None:
         with self._pool_lock:
@@ -234,7 +262,7 @@ class PostgresDatabase:
         finally:
             self._give_back(pipeline)
 
-    def _repeated(self, attempt: Callable[[], T]) -> T:
+    def _repeated(self, attempt: Callable[[], T], is_retryable: Callable[[Exception], bool] | None = None) -> T:
         def attempt_anew() -> T:
             try:
                 return attempt()
@@ -249,7 +277,8 @@ class PostgresDatabase:
                 raise
 
         with _translated(self.url):
-            return retry(attempt_anew, retryable=_is_retryable, deadline_seconds=self._retry_seconds)
+            # Once in any case: to find out that a connection is mute takes longer than that, and another one may not be.
+            return retry(attempt_anew, retryable=is_retryable or _is_retryable, deadline_seconds=RETRY_SECONDS, least_repeats=1)
 
     def _close_idle(self) -> None:
         with self._pool_lock:
@@ -333,9 +362,8 @@ class PostgresChanges(Changes):
 
     def _tell(self) -> None:
         while not self._closed.is_set:
-            with suppress(psycopg.Error), self._connection() as connection:
-                connection.execute("SET synchronous_commit = off")
-                pipeline = Pipeline(connection)
+            with suppress(psycopg.Error), self._connection() as pipeline:
+                pipeline.run([("SET synchronous_commit = off", ())])
                 while not self._closed.is_set:
                     self._to_tell.wait()
                     self._to_tell.clear()
@@ -347,12 +375,12 @@ class PostgresChanges(Changes):
 
     def _listen(self) -> None:
         while not self._closed.is_set:
-            with suppress(psycopg.Error), self._connection() as connection:
-                connection.execute(f"LISTEN {_CHANNEL}")
+            with suppress(psycopg.Error), self._connection() as pipeline:
+                pipeline.run([(f"LISTEN {_CHANNEL}", ())])
                 self.bump()
                 # psycopg's own `notifies` takes several times as long for one.
-                pgconn, socket = connection.pgconn, select.poll()
-                socket.register(connection, select.POLLIN)
+                pgconn, socket = pipeline.connection.pgconn, select.poll()
+                socket.register(pgconn.socket, select.POLLIN)
                 while not self._closed.is_set:
                     if socket.poll(500):
                         pgconn.consume_input()
@@ -375,17 +403,17 @@ class PostgresChanges(Changes):
         return self._heard.get(key)
 
     @contextmanager
-    def _connection(self) -> Iterator[Connection]:
+    def _connection(self) -> Iterator[Pipeline]:
         database = self._database()
         if database is None:
             self._closed.set()
             raise psycopg.InterfaceError("this catalog was let go of")
-        connection = database.connect()
+        pipeline = database.connect()
         del database
         try:
-            yield connection
+            yield pipeline
         finally:
-            connection.close()
+            pipeline.close()
 
     def close(self) -> None:
         self._closed.set()
@@ -395,19 +423,47 @@ class PostgresChanges(Changes):
                 thread.join(timeout=5)
 
 
+def _settings(server_version: int) -> Iterator[tuple[str, object]]:
+    """What each session is set to, whatever the server, the database or the role says."""
+    # First: a low one of the role would end what follows too. Servers before 17 have no other limit for what runs in one round trip.
+    yield "statement_timeout", int(TRANSACTION_SECONDS * 1000)
+    # A stopped process must not hold a segment's lock for ever: the server ends its transaction, and its retry finds out.
+    yield "lock_timeout", int(LOCK_SECONDS * 1000)
+    yield "idle_in_transaction_session_timeout", int(LOCK_SECONDS * 1000)
+    if server_version >= 170000:
+        # The timeout above counts from the end of a round trip; a process may be stopped in the middle of one.
+        yield "transaction_timeout", int(TRANSACTION_SECONDS * 1000)
+    yield "default_transaction_isolation", "'read committed'"
+    # For the session, and not in each transaction, where it would be one statement of nine.
+    yield "synchronous_commit", "on"
+
+
 def _words(news: Iterable[tuple[str, str]]) -> str:
     return " ".join(chain.from_iterable(news))
 
 
 def _is_retryable(error: Exception) -> bool:
-    final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.InvalidPassword | pg.InvalidCatalogName | pg.ProgramLimitExceeded
-    if isinstance(error, final):
-        return False
-    if isinstance(error, psycopg.OperationalError) and "password" in str(error):
+    final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.ProgramLimitExceeded
+    if isinstance(error, final) or _is_refused(error):
         return False
     # A row that was not there a moment ago: of two attempts of one commit, the later one finds out what the other did.
     again = pg.DeadlockDetected | pg.SerializationFailure | pg.UniqueViolation | pg.ReadOnlySqlTransaction
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | again)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the server does not let us in, and will not, until someone changes the address or the server."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    asked_for_password = error.pgconn is not None and error.pgconn.needs_password
+    return asked_for_password or _REFUSAL.search(str(error)) is not None
+
+
+def _is_nobody_there(error: Exception) -> bool:
+    """Whether no server was found: not one that answers, whatever it says, and not one that is mute."""
+    text = str(error)
+    unheard = (os.strerror(errno.ECONNREFUSED), os.strerror(errno.ENOENT), "resolve host")
+    return "FATAL:" not in text and any(words in text for words in unheard)
 
 
 @contextmanager
@@ -421,7 +477,7 @@ def _translated(url: str) -> Iterator[None]:
         raise UnavailableError(f"the catalog's lock is held by another process for over {LOCK_SECONDS:g} s: repeat") from error
     except (pg.DataCorrupted, pg.IndexCorrupted) as error:
         raise CorruptDataError(f"the catalog is damaged: {error}", object=_shown(url)) from error
-    except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName) as error:
+    except pg.InsufficientPrivilege as error:
         raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {error}") from error
     except (psycopg.ProgrammingError, pg.ProgramLimitExceeded) as error:
         raise InvalidRequestError(f"PostgreSQL can't make sense of what it was given at {_shown(url)}: {str(error).strip()}") from error
@@ -430,6 +486,8 @@ def _translated(url: str) -> Iterator[None]:
     except psycopg.IntegrityError as error:
         raise ConflictError(f"the catalog changed meanwhile ({str(error).strip()}): look again, decide again") from error
     except psycopg.Error as error:
+        if _is_refused(error):
+            raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {str(error).strip()}") from error
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
 

@@ -60,7 +60,7 @@ def open_catalog(database: Database, dialect: str, *, create: bool) -> str:
             tx.run("UPDATE store SET format = ?", (FORMAT,))
         return str(tx.run("SELECT id FROM store")[0][0])
 
-    return database.write(work)
+    return database.write(work, repeatable=True)
 
 
 def is_catalog_used(database: Database) -> bool:

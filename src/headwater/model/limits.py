@@ -37,8 +37,14 @@ PLAN_EXTENTS: Final = 256
 WAL_BYTES: Final = 4 * MIB
 #: A writer waits this long for the catalog's lock before it says who holds it.
 LOCK_SECONDS: Final = 10.0
+#: PostgreSQL: making a connection, one transaction, and a server that says nothing: by then it would have ended the transaction.
+CONNECT_SECONDS: Final = 10.0
+TRANSACTION_SECONDS: Final = 30.0
+SILENT_SECONDS: Final = 40.0
 #: Remote storage and PostgreSQL are tried again for this long before an error reaches the caller.
 RETRY_SECONDS: Final = 20.0
+#: `hw.open`, where no PostgreSQL listens.
+ABSENT_SECONDS: Final = 2.0
 #: One request to an object store, and, of a read of more than so many bytes, the time in which none arrive.
 REQUEST_SECONDS: Final = 30.0
 TRANSFER_BYTES: Final = 4 * MIB

@@ -114,7 +114,7 @@ class ReaderGroup:
         Readers are not stopped, and their committed positions stay as they are.
         """
         timeout = check_seconds(timeout, "timeout")
-        number = self._engine.write(groups.request_checkpoint, self._row.id)
+        number = self._engine.write_once(groups.request_checkpoint, self._row.id)
         deadline = time.monotonic() + timeout
         while True:
             seen = self._engine.changes.version()
@@ -189,7 +189,7 @@ class ReaderGroup:
 
     def remove_reader(self, id: str) -> None:
         """Let a reader go: it is fenced, and its segments are read on from their committed positions."""
-        self._engine.write(groups.remove_reader, self._row.id, parse_word(id, "reader"))
+        self._engine.write_once(groups.remove_reader, self._row.id, parse_word(id, "reader"))
 
     def delete(self) -> None:
         """Delete the group. Its readers get NotFoundError; the streams are not touched."""
@@ -232,7 +232,7 @@ def _create(engine: Engine, name: str, refs: list[StreamRef], start: Place, end:
         ends = _locked_positions(tx, engine.store_id, stops) if stops is not None else None
         return groups.create_group(tx, name, {ref.id: ref.name for ref in refs}, positions, ends)
 
-    return engine.write(work)
+    return engine.write_once(work)
 
 
 def _locked_positions(tx: Tx, store_id: str, places: list[tuple[StreamRef, Place]]) -> dict[int, dict[int, int]]:

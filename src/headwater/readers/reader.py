@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from headwater.catalog import groups, segments
+from headwater.catalog.database import Tx
 from headwater.catalog.groups import GroupRow, Moves
 from headwater.catalog.transactions import Change
 from headwater.errors import (
@@ -96,6 +97,8 @@ class Reader:
         self._looked = 0.0
         self._looked_version = -1
         self._must_report = True
+        #: Whether the last commit of positions may have been done though nobody heard of it.
+        self._is_in_doubt = False
         #: What the last `read` was told to wait, and its seconds.
         self._wait = (1.0, 1.0)
         self._generation, self._group_generation, self._checkpoint = engine.write_once(groups.join_group, group.id, id)
@@ -423,16 +426,21 @@ class Reader:
 
     def _store_positions(self, positions: Positions, given: list[Key]) -> None:
         """Make positions durable and give segments up, of which all that was handed out is committed by then."""
+
+        def work(tx: Tx) -> None:
+            place = self._group.id, self._id, self._generation, self._group_generation
+            groups.commit_positions(tx, *place, positions, given, again=self._is_in_doubt)
+            self._is_in_doubt = True
+
         try:
-            self._engine.write(
-                groups.commit_positions, self._group.id, self._id, self._generation, self._group_generation, positions, given
-            )
+            self._engine.write_once(work)
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
         except ConflictError:
             self._drop()
             raise
+        self._is_in_doubt = False
         self._seen = time.monotonic()
         for key, number in positions.items():
             self._held[key].origin = max(self._held[key].origin, number)

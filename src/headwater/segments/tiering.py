@@ -86,7 +86,7 @@ class Chunks:
 
     def delete_inline(self, log: int, until: int) -> None:
         """Delete the inline blocks whose events are in chunks, in slices."""
-        while self._engine.write(tiers.delete_inline, log, until, _INLINE_ROWS):
+        while self._engine.write_once(tiers.delete_inline, log, until, _INLINE_ROWS):
             failpoints.reach("tier.sliced")
 
     def finish(self, made: MadeChunk) -> Moved:

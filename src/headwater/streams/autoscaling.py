@@ -42,14 +42,14 @@ def scale_streams(engine: Engine, now_us: int) -> ScalingReport:
     samples = [sample for stream in engine.look(loads.list_scaled_streams) if (sample := _sample(engine, stream, now_us)) is not None]
     saved: set[int] = set()
     for start in range(0, len(samples), _SLICE_STREAMS):
-        saved |= engine.write(loads.save_samples, [sample.saved for sample in samples[start : start + _SLICE_STREAMS]])
+        saved |= engine.write_once(loads.save_samples, [sample.saved for sample in samples[start : start + _SLICE_STREAMS]])
     made: list[Change] = []
     lost = 0
     for sample in samples:
         changes = decide(sample.policy, sample.loads, now_us)[:_SLICE_CHANGES] if sample.stream.id in saved else []
         try:
             if changes:
-                engine.write(loads.apply_changes, sample.stream, changes, now_us)
+                engine.write_once(loads.apply_changes, sample.stream, changes, now_us)
                 made += changes
         except (ConflictError, NotFoundError):
             # Scaled by hand, rolled, sealed or deleted since it was looked at. The next round sees what became of it.

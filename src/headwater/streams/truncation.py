@@ -32,7 +32,7 @@ def truncate(engine: Engine, stream: StreamRef, cut: Cut | Callable[[Tx], Cut | 
             segments.advance_heads(tx, stream.id, heads, dropped)
 
     try:
-        engine.write(work)
+        engine.write_once(work)
     except NotFoundError:
         raise NotFoundError(f"stream {stream.name} was deleted") from None
     failpoints.reach("truncate.committed")
@@ -43,7 +43,7 @@ def free_rows(engine: Engine) -> int:
     """Delete the extents of what was truncated or deleted, and that no fork or tag needs; returns how many rows went."""
     gone = 0
     for step in (extents.delete_unneeded, extents.delete_dead_extents):
-        while found := engine.write(step, SLICE_ROWS):
+        while found := engine.write_once(step, SLICE_ROWS):
             gone += found
             failpoints.reach("truncate.sliced")
     return gone

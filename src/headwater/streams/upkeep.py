@@ -302,13 +302,13 @@ class Upkeep:
 
     def _time_out(self, report: UpkeepReport) -> None:
         if self._engine.look(transactions.has_expired):
-            while gone := self._engine.write(transactions.abort_expired):
+            while gone := self._engine.write_once(transactions.abort_expired):
                 report.transactions_aborted += len(gone)
                 failpoints.reach("txn.expired")
         if self._engine.look(sessions.has_expired, _us(SESSION_SECONDS)):
-            report.sessions_fenced += len(self._engine.write(sessions.fence_expired_sessions, _us(SESSION_SECONDS)))
+            report.sessions_fenced += len(self._engine.write_once(sessions.fence_expired_sessions, _us(SESSION_SECONDS)))
         if self._engine.look(tags.has_expired):
-            self._engine.write(tags.delete_expired)
+            self._engine.write_once(tags.delete_expired)
             report.rows_deleted += truncation.free_rows(self._engine)
 
     def _scale(self, report: UpkeepReport) -> None:
@@ -390,7 +390,7 @@ class Upkeep:
         return [backlog for backlog in backlogs if backlog.log not in self._resting]
 
     def _collect(self, report: UpkeepReport) -> None:
-        report.rows_deleted += self._engine.write(tags.forget_dropped)
+        report.rows_deleted += self._engine.write_once(tags.forget_dropped)
         report.rows_deleted += truncation.free_rows(self._engine)
         while gone := self._engine.write_once(objects.prune, self._live_session(), _us(KEPT_SECONDS), _us(MARKER_SECONDS), SLICE_ROWS // 4):
             report.rows_deleted += gone
