@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,16 +14,10 @@ import pytest
 
 import headwater as hw
 from headwater.catalog import postgres
+from tests.crash.processes import wait_until
 
 # It takes a server: not for a quick run.
 pytestmark = pytest.mark.slow
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -106,16 +100,20 @@ def test_a_password_that_is_wrong_or_missing_is_an_invalid_request(tmp_path: Pat
     hw.open(tmp_path / "store", catalog=guest_url.replace("guest@", "guest:right@"), upkeep=False).close()
 
 
-def test_a_store_that_is_open_tells_at_once_that_its_role_is_not_let_in_any_more(
-    tmp_path: Path, guest_url: str, admin: psycopg.Connection
+def test_while_the_role_of_an_open_store_is_not_let_in_its_writers_keep_their_events(
+    tmp_path: Path, guest_url: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hw.open(tmp_path / "store", catalog=guest_url, upkeep=False) as store:
+    monkeypatch.setattr(postgres, "RETRY_SECONDS", 0.5)
+    with hw.open(tmp_path / "store", catalog=guest_url, upkeep=False) as store, store.create_stream("a/x").writer() as writer:
+        writer.write(b"before").result()
         admin.execute("ALTER ROLE guest NOLOGIN")
         admin.execute("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = 'guest'")
-        began = time.monotonic()
-        with pytest.raises(hw.InvalidRequestError, match="not permitted to log in"):
-            store.scopes()
-        assert time.monotonic() - began < 10
+        writer.write(b"meanwhile")
+        with pytest.raises(hw.UnavailableError, match="not permitted to log in"):
+            writer.flush()
+        admin.execute("ALTER ROLE guest LOGIN")
+        writer.flush()
+        assert [event.value for event in store.stream("a/x").read()] == [b"before", b"meanwhile"]
 
 
 def test_a_store_is_opened_when_a_server_that_has_no_place_has_one_again(tmp_path: Path, guest_url: str, admin: psycopg.Connection) -> None:

@@ -128,15 +128,25 @@ class PostgresDatabase:
         self._changes = PostgresChanges(self)
 
     def _look_for_server(self) -> None:
-        """Connect for the first time. A server that is briefly away is waited for, as by every call."""
+        """Connect for the first time. A server that is briefly away is waited for, as by every call.
+
+        InvalidRequestError if it does not let us in. Later that is as if it were away: passwords change and roles come back, and a writer
+        must keep its events until then.
+        """
         began = time.monotonic()
 
         def is_retryable(error: Exception) -> bool:
             # Where nobody listens at all, the address is wrong more often than the server is about to be there: who mistyped it should
             # not sit there for long, and a restart, which is over by then, is waited for all the same.
-            return _is_retryable(error) and not (_is_nobody_there(error) and time.monotonic() - began > ABSENT_SECONDS)
+            is_absent = _is_nobody_there(error) and time.monotonic() - began > ABSENT_SECONDS
+            return _is_retryable(error) and not is_absent and not _is_refused(error)
 
-        self._repeated(lambda: self._give_back(self._take()), is_retryable)
+        try:
+            self._repeated(lambda: self._give_back(self._take()), is_retryable)
+        except UnavailableError as error:
+            if _is_refused(error.__cause__):
+                raise InvalidRequestError(f"PostgreSQL refuses at {self.url}: {str(error.__cause__).strip()}") from error.__cause__
+            raise
 
     def _after_fork(self) -> None:
         # Not their sockets, though: while a child has them, the server does not notice that the parent died, and keeps its locks (seen).
@@ -444,14 +454,14 @@ def _words(news: Iterable[tuple[str, str]]) -> str:
 
 def _is_retryable(error: Exception) -> bool:
     final = pg.LockNotAvailable | pg.DiskFull | pg.OutOfMemory | pg.ProgramLimitExceeded
-    if isinstance(error, final) or _is_refused(error):
+    if isinstance(error, final):
         return False
     # A row that was not there a moment ago: of two attempts of one commit, the later one finds out what the other did.
     again = pg.DeadlockDetected | pg.SerializationFailure | pg.UniqueViolation | pg.ReadOnlySqlTransaction
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | again)
 
 
-def _is_refused(error: Exception) -> bool:
+def _is_refused(error: BaseException | None) -> bool:
     """Whether the server does not let us in, and will not, until someone changes the address or the server."""
     if not isinstance(error, psycopg.OperationalError):
         return False
@@ -486,8 +496,6 @@ def _translated(url: str) -> Iterator[None]:
     except psycopg.IntegrityError as error:
         raise ConflictError(f"the catalog changed meanwhile ({str(error).strip()}): look again, decide again") from error
     except psycopg.Error as error:
-        if _is_refused(error):
-            raise InvalidRequestError(f"PostgreSQL refuses at {_shown(url)}: {str(error).strip()}") from error
         raise UnavailableError(f"the catalog at {_shown(url)} is out of reach ({str(error).strip()}): repeat") from error
 
 
