@@ -427,13 +427,13 @@ class Reader:
     def _store_positions(self, positions: Positions, given: list[Key]) -> None:
         """Make positions durable and give segments up, of which all that was handed out is committed by then."""
 
-        def work(tx: Tx) -> None:
+        def commit_positions(tx: Tx) -> None:
             place = self._group.id, self._id, self._generation, self._group_generation
             groups.commit_positions(tx, *place, positions, given, again=self._is_in_doubt)
             self._is_in_doubt = True
 
         try:
-            self._engine.write_once(work)
+            self._engine.write_once(commit_positions)
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
