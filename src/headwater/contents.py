@@ -256,13 +256,13 @@ class Contents:
 
     def gather(self, transaction: str) -> Batch | None:
         """All of it as blocks, in storage if they are large. None if there is nothing."""
-        batch = Batch((uuid.uuid4().int >> 66) + 1)
+        batch = Batch(new_batch_id())
         blocks = []
         for events in list(self._events.values()):
             if not events.is_empty:
                 route = self._route(events)
                 batch.widths[events.stream.id] = len(route.numbers)
-                blocks += [(events.stream.id, segment, block) for segment, block in events.encode(route)]
+                blocks += [(events.stream.id, segment, route.logs[segment], block) for segment, block in events.encode(route)]
         for table, changes in self._tables.values():
             columns = pa.RecordBatch.from_arrays(
                 [pa.array([change.key for change in changes], pa.string()), pa.array([change.value for change in changes], pa.binary())],
@@ -272,14 +272,14 @@ class Contents:
                 Change(len(blocks), place, change.kind, table.id, change.key, change.expected, change.value)
                 for place, change in enumerate(changes)
             ]
-            blocks.append((table.id, 0, encode([Chunk(columns, None, None)], table.schema_version, False)))
-        size = sum(block.length for _, _, block in blocks)
+            blocks.append((table.id, 0, 0, encode([Chunk(columns, None, None)], table.schema_version, False)))
+        size = sum(block.length for *_, block in blocks)
         at = 0
         buffers: list[Any] = []
-        for stream_id, segment, block in blocks:
+        for stream_id, segment, log, block in blocks:
             own = block.buffers()
             data = b"".join(own) if size <= _INLINE_BYTES else None
-            batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data)))
+            batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data, log)))
             if data is None:
                 buffers += own
                 at += block.length
@@ -289,6 +289,11 @@ class Contents:
         batch.appends += [StagedAppend(stream.id, append, expected) for stream, append, expected in self._states]
         batch.changes += self.readers
         return None if batch.is_empty else batch
+
+
+def new_batch_id() -> int:
+    """A number that tells a batch from all others of its transaction, and is not 0."""
+    return (uuid.uuid4().int >> 66) + 1
 
 
 def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:

@@ -81,9 +81,11 @@ class Revisioned:
         try:
             self._flusher.wait_for(run)
         except BaseException as error:
-            if self._flusher.give_up(run) or not isinstance(error, UnavailableError):
+            is_taken_back = self._flusher.give_up(run)
+            if not isinstance(error, UnavailableError) or is_taken_back:
                 raise
-            raise OutcomeUnknownError(f"the value may or may not be appended to {self.name} ({error}): look at `latest`") from error
+            if not run.ended:
+                raise OutcomeUnknownError(f"the value may or may not be appended to {self.name} ({error}): look at `latest`") from error
         if run.error is not None:
             raise run.error.again()
         assert run.placement is not None
@@ -91,10 +93,10 @@ class Revisioned:
 
     def read(self, after: int | None = None) -> Iterator[tuple[Revision, bytes]]:
         """(revision, value) of every value behind `after`, to now. TruncatedError if some were truncated."""
-        return self.begin_reading(after)[1]
+        return self.begin_reading(after)[2]
 
-    def begin_reading(self, after: int | None = None) -> tuple[int, Iterator[tuple[Revision, bytes]]]:
-        """The revision that `read` begins behind, and what it gives."""
+    def begin_reading(self, after: int | None = None) -> tuple[SegmentRow, int, Iterator[tuple[Revision, bytes]]]:
+        """The segment as it is now, the revision that `read` begins behind, and what it gives."""
         if after is not None:
             _check_revision(after, "after")
         row = self._look()
@@ -103,7 +105,7 @@ class Revisioned:
             raise TruncatedError(f"what lies behind revision {start} of {self.name} was truncated", cuts.head(self._engine, self._ref))
         if start > row.tail:
             raise InvalidRequestError(f"{self.name} is at revision {row.tail}; there is no revision {start}")
-        return start, self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
+        return row, start, self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
 
     def _values(self, cursor: SegmentCursor) -> Iterator[tuple[Revision, bytes]]:
         while (batch := reading.next_batch(self._engine, self._ref, cursor)) is not None:
@@ -116,6 +118,10 @@ class Revisioned:
         row = self._look()
         cut = cuts.single(self._engine, self._ref, {row.number: int(revision)})
         truncation.truncate(self._engine, self._ref, cut)
+
+
+class _WentBack(Exception):
+    """What was read before is not there any more: the catalog forgot its last commits."""
 
 
 class Synchronizer(Generic[S, U]):
@@ -131,6 +137,9 @@ class Synchronizer(Generic[S, U]):
         self._lock = threading.RLock()
         self._state: S = _json_copy(initial, "the initial state")
         self._revision = Revision.START
+        #: The value that lies before that revision, and when it was appended, if that is known and it was the last.
+        self._last = b""
+        self._last_at: int | None = None
 
     def __repr__(self) -> str:
         return f"<Synchronizer {self._log.name} at {int(self._revision)}>"
@@ -160,20 +169,35 @@ class Synchronizer(Generic[S, U]):
         while True:
             try:
                 found = self._replay(state, revision)
-            except TruncatedError:
+            except (TruncatedError, _WentBack):
                 # Others compacted: what is left begins with the whole state. Ours stays until that is read.
                 state, revision = _json_copy(self._initial, "the initial state"), Revision.START
                 continue
             if found is None:
                 raise TruncatedError(f"the history of {self.name} was truncated, and not by compact(): its state can't be known")
-            self._state, self._revision = found
+            self._state, self._revision, self._last, self._last_at = found
             return
 
-    def _replay(self, state: S, revision: Revision) -> tuple[S, Revision] | None:
-        """The state with what was appended behind a revision; None if what would tell it is gone."""
+    def _begin_replay(self, revision: Revision) -> tuple[SegmentRow, int, Iterator[tuple[Revision, bytes]]]:
+        """What to read behind a revision that is known, once it was seen that what lies before it is what was read there."""
+        try:
+            row, start, values = self._log.begin_reading(revision - 1)
+        except TruncatedError:
+            return self._log.begin_reading(revision)
+        except InvalidRequestError:
+            raise _WentBack from None
+        if row.tail == revision and row.appended_at == self._last_at:
+            return row, start, iter(())
+        if next(values, (None, None))[1] != self._last:
+            raise _WentBack
+        return row, start, values
+
+    def _replay(self, state: S, revision: Revision) -> tuple[S, Revision, bytes, int | None] | None:
+        """The state with what was appended behind a revision, and the last value; None if what would tell it is gone."""
         is_ours = False
-        start, values = self._log.begin_reading(revision if revision else None)
+        row, start, values = self._begin_replay(revision) if revision else self._log.begin_reading()
         is_whole = revision > 0 or start == 0
+        value = self._last
         for found, value in values:
             revision = found
             record = self._record(value)
@@ -187,7 +211,7 @@ class Synchronizer(Generic[S, U]):
                 state, is_ours = _copied(state), True
             for update in record["updates"]:
                 state = self._apply(state, update)
-        return (state, revision) if is_whole else None
+        return (state, revision, value, row.appended_at if row.tail == revision else None) if is_whole else None
 
     def _record(self, value: bytes) -> dict[str, Any]:
         try:
@@ -216,7 +240,7 @@ class Synchronizer(Generic[S, U]):
                     revision = self._log.append(value, expected=self._revision)
                 except ConditionFailedError:
                     continue
-                self._state, self._revision = after, revision
+                self._state, self._revision, self._last, self._last_at = after, revision, value, None
                 return _copied(after)
 
     def _try(self, updates: Sequence[U]) -> S:

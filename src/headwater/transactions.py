@@ -19,7 +19,7 @@ from headwater.catalog.commits import Outcome
 from headwater.catalog.groups import Moves
 from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
 from headwater.catalog.transactions import Batch
-from headwater.contents import Contents, TableChange
+from headwater.contents import Contents, TableChange, new_batch_id
 from headwater.errors import (
     CorruptDataError,
     HeadwaterError,
@@ -133,6 +133,8 @@ class Transaction:
         self._lock = threading.RLock()
         self._readers: list[tuple[Reader, Moves]] = []
         self._pending: Batch | None = None
+        #: The last batch that this handle staged.
+        self._staged = 0
         if self._is_begun and auto_renew:
             store._heart.add(self._renew_quietly, lease / 3)
 
@@ -252,7 +254,9 @@ class Transaction:
             self.flush()
             if others:
                 self._given += 1
-                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, others))
+                batch = new_batch_id()
+                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, others, batch, self._staged))
+                self._staged = batch
                 failpoints.reach("adopt.committed")
 
     def commit_reader(self, reader: Reader) -> None:
@@ -300,9 +304,9 @@ class Transaction:
         if self._pending is not None:
             batch = self._pending
             failpoints.reach("txn.stored")
-            self._ended_on(lambda: self._engine.write_once(transactions.stage, self._id, batch))
+            self._ended_on(lambda: self._engine.write_once(transactions.stage, self._id, batch, self._staged))
             failpoints.reach("txn.staged")
-            self._pending = None
+            self._pending, self._staged = None, batch.id
 
     def _ended_on(self, call: Callable[[], T]) -> T:
         """Run a call to the catalog; if it says that the transaction ended, so does this handle."""
@@ -383,7 +387,15 @@ class Transaction:
             self._is_asked = True
             try:
                 return self._commit_one(batch, age_us, caller) or self._engine.write_once(
-                    commits.commit, self._id, batch, self._marker, self._lease_us, age_us, caller, self._open_us
+                    commits.commit,
+                    self._id,
+                    batch,
+                    self._marker,
+                    self._lease_us,
+                    age_us,
+                    caller,
+                    self._open_us,
+                    self._staged if self._is_begun else None,
                 )
             except ScaledMeanwhile:
                 continue
@@ -490,8 +502,8 @@ class Transaction:
             self._abort_quietly()
 
 
-def _places(batch: Batch) -> set[tuple[int, int]]:
-    return {(item.stream, item.append.segment) for item in batch.appends}
+def _places(batch: Batch) -> set[tuple[int, int, int]]:
+    return {(item.stream, item.append.segment, item.append.log) for item in batch.appends}
 
 
 def check_id(id: Any) -> str:

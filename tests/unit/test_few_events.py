@@ -50,7 +50,8 @@ def test_few_events_make_the_same_block_as_an_arrow_chunk_of_them(events: list[t
 @given(events=EVENTS, segments=st.integers(1, 7), turn=st.integers(0, 20))
 def test_few_events_go_to_the_same_segments_in_the_same_order(events: list[tuple[bytes, bytes | None]], segments: int, turn: int) -> None:
     values, keys = [value for value, _ in events], [key for _, key in events]
-    route = Route([number + 10 for number in range(segments)], [KEY_SPACE * number // segments for number in range(segments)])
+    numbers = range(segments)
+    route = Route([number + 10 for number in numbers], [KEY_SPACE * number // segments for number in numbers], list(numbers))
     usual = route.spread([make_chunk(STREAM, values, keys, {})], turn)
     few, which = route.spread_few(values, keys, turn)
     found = [(segment, decoded(block).columns.column(0).to_pylist()) for segment, block in usual.encode(1, True)]
@@ -71,7 +72,8 @@ def test_few_events_go_to_the_same_segments_in_the_same_order(events: list[tuple
 def test_events_of_several_chunks_are_spread_in_their_order_with_their_keys_and_times(
     runs: list[list[tuple[bytes, bytes | None]]], segments: int, turn: int, with_times: bool, loose: bool, opaque: bool, copied_bytes: int
 ) -> None:
-    route = Route(list(range(segments)), [KEY_SPACE * number // segments for number in range(segments)])
+    numbers = list(range(segments))
+    route = Route(numbers, [KEY_SPACE * number // segments for number in numbers], numbers)
     times = {index: MOMENT + timedelta(seconds=index) for index in range(0, 40, 2)} if with_times else {}
     sources = [
         Loose(STREAM, [value for value, _ in run], [key for _, key in run], times if number % 2 else {}) for number, run in enumerate(runs)

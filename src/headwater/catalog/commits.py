@@ -21,8 +21,10 @@ from headwater.catalog.transactions import (
     OPEN,
     Batch,
     begin,
+    check_staged,
     drop,
     forget_staged,
+    forgotten,
     insert_staged,
     load_tails,
     with_object,
@@ -55,9 +57,20 @@ class Outcome(NamedTuple):
     repeated: bool
 
 
-def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, age_us: int, by: str, open_us: int = 0) -> Outcome:
+def commit(
+    tx: Tx,
+    id: str,
+    batch: Batch,
+    marker: Marker | None,
+    lease_us: int,
+    age_us: int,
+    by: str,
+    open_us: int = 0,
+    after: int | None = None,
+) -> Outcome:
     """Commit what is staged together with `batch`. Given again by the same caller (`by`), it answers the same.
 
+    `after` is the last batch that the caller staged, 0 for none, None if the catalog need not know of the transaction.
     RollNeeded if a staged segment was split meanwhile; ConflictError and its kind if a condition does not hold: then it is aborted.
     """
     wanted = by_stream((item.stream, item.append.segment) for item in batch.appends)
@@ -71,6 +84,8 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
     *answers, known = tx.run_all([*held, *locks, *looks, ("SELECT now_us(), (SELECT state FROM txn WHERE id = ?)", (id,))])
     answers = answers[len(held) :]
     now, state = known[0]
+    if state is None and after is not None:
+        raise forgotten(id)
     if state is not None:
         earlier, marker, batch = _look_again(tx, id, batch, marker, by)
         if earlier is not None:
@@ -91,12 +106,16 @@ def commit(tx: Tx, id: str, batch: Batch, marker: Marker | None, lease_us: int, 
         targets = {(stream, row.number): Target(row) for stream, found in rows.items() for row in found if row.is_open}
         if len(targets) < sum(map(len, wanted.values())):
             raise RouteStale
+        if any(item.append.log not in (0, targets[item.stream, item.append.segment].log) for item in batch.appends):
+            raise RouteStale
         opened = rows | {
             stream: [segments.to_row(row) for row in found] for stream, found in zip(looked, answers[len(locks) :], strict=True)
         }
         times = now - open_us, lease_us, now + lease_us - age_us
         outcome = _apply(tx, id, batch, [], targets, marker, by, now, _New(opened, times))
     else:
+        if state == OPEN:
+            check_staged(tx, id, after or 0)
         staged = _staged(tx, id)
         needed = {(row.stream, row.segment) for row in staged} | {(item.stream, item.append.segment) for item in batch.appends}
         targets = open_targets(tx, needed, {(row.stream, row.segment) for row in staged})
@@ -186,8 +205,7 @@ def commit_prepared(tx: Tx, id: str, batch: Batch, by: str) -> Outcome | Headwat
         outcome, _, _ = _look_again(tx, id, batch, None, by)
     except HeadwaterError as error:
         return error
-    assert outcome is not None, "a prepared transaction ends here, if it did not before"
-    return outcome
+    return forgotten(id) if outcome is None else outcome
 
 
 def _look_again(tx: Tx, id: str, batch: Batch, marker: Marker | None, by: str) -> tuple[Outcome | None, Marker | None, Batch]:

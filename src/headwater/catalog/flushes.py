@@ -24,6 +24,8 @@ class Append:
     object: int | None
     position: int
     data: bytes | None
+    #: The segment's log, as it was looked up: the number may be another's in a catalog that went back in time. 0: it does not matter.
+    log: int = 0
 
 
 class Part(NamedTuple):
@@ -35,6 +37,10 @@ class Part(NamedTuple):
     generation: int = 0
     last_number: int = 0
     expected_tail: int | None = None
+    #: Of a named writer: the last number that its holder knows to be stored.
+    stored_number: int = 0
+    #: Of the stream's schema, which the blocks were made with.
+    schema_version: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Stored(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A part that was left out, and why: sealed, fenced, moved (a condition failed), or deleted."""
+    """A part that was left out, and why: sealed, fenced, deleted, moved (a condition failed); or by a catalog that went back in time:
+    forgotten (some of a writer's events), unknown schema."""
 
     reason: str
     detail: int = 0
@@ -94,7 +101,10 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
     append = part.appends[0]
     place = part.stream, append.segment
     # Not as EXISTS, of which SQLite makes a join that takes 30 us longer.
-    is_noted = "(SELECT id FROM session WHERE id = ?) IS NOT NULL", (flush.session,)
+    condition: Statement = "(SELECT id FROM session WHERE id = ?) IS NOT NULL", (flush.session,)
+    if part.schema_version > 1:
+        known = "(SELECT version FROM stream_schema WHERE stream = ? AND version = ?) IS NOT NULL"
+        condition = f"{condition[0]} AND {known}", (*condition[1], part.stream, part.schema_version)
     answers = database.write_whole(
         [
             grow(part.stream, append),
@@ -105,7 +115,7 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
                 "WHERE stream = ? AND number = ?) WHERE id = ?",
                 (flush.number - 1, append.count, *place, flush.session),
             ),
-            *add_extent(part.stream, append, is_noted),
+            *add_extent(part.stream, append, condition),
             *((_INSERT_OBJECT, (*stored, flush.session)) for stored in flush.objects),
         ],
         "append.begun",
@@ -120,12 +130,20 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
 
 def grow(stream: int, append: Append) -> Statement:
     """The statement that moves an open segment's tail, wherever it is, behind a block; it returns the new one, and when that was."""
+    where, place = _open_place(stream, append)
     return (
         "UPDATE segment SET tail = tail + ?, bytes = bytes + ?, "
         "appended_at = CASE WHEN appended_at > now_us() THEN appended_at ELSE now_us() END "
-        "WHERE stream = ? AND number = ? AND sealed_epoch IS NULL RETURNING tail, appended_at",
-        (append.count, append.length, stream, append.segment),
+        f"WHERE {where} RETURNING tail, appended_at",
+        (append.count, append.length, *place),
     )
+
+
+def _open_place(stream: int, append: Append) -> Statement:
+    """What finds the segment that a block is for, if that is open."""
+    if append.log:
+        return "stream = ? AND number = ? AND log = ? AND sealed_epoch IS NULL", (stream, append.segment, append.log)
+    return "stream = ? AND number = ? AND sealed_epoch IS NULL", (stream, append.segment)
 
 
 def add_extent(stream: int, append: Append, condition: Statement = ("TRUE", ())) -> list[Statement]:
@@ -135,13 +153,14 @@ def add_extent(stream: int, append: Append, condition: Statement = ("TRUE", ()))
     """
     place = stream, append.segment
     found = "FROM segment WHERE stream = ? AND number = ?"
+    where, open_place = _open_place(stream, append)
     statements: list[Statement] = [
         (
             "INSERT INTO extent (log, first, count, length, crc, appended_at, object, position) VALUES "
-            f"((SELECT log {found} AND sealed_epoch IS NULL AND {condition[0]}), (SELECT tail - ? {found}), ?, ?, ?, "
+            f"((SELECT log FROM segment WHERE {where} AND {condition[0]}), (SELECT tail - ? {found}), ?, ?, ?, "
             f"(SELECT appended_at {found}), ?, ?)",
             (
-                *(*place, *condition[1]),
+                *(*open_place, *condition[1]),
                 *(append.count, *place),
                 *(append.count, append.length, append.crc),
                 *place,
@@ -163,8 +182,10 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
     """What a flush changes, decided part by part."""
     segments = sorted({(part.stream, append.segment) for part in flush.parts for append in part.appends})
     writers = sorted({(part.stream, part.writer) for part in flush.parts if part.writer is not None})
+    schemas = sorted({(part.stream, part.schema_version) for part in flush.parts if part.schema_version > 1})
     locks = _lock_segments(segments)
-    answers = tx.run_all([_lock_session(flush.session), *locks, *(_lock_writer(*key) for key in writers)])
+    looks = [*map(_lock_writer, writers), *map(_look_for_schema, schemas)]
+    answers = tx.run_all([_lock_session(flush.session), *locks, *looks])
     live, last_flush, last_result, now = answers[0][0] if answers[0] else (0, 0, "", 0)
     if last_flush == flush.number:
         return _load(last_result)
@@ -174,14 +195,16 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
         raise FencedError(f"session {flush.session} is at flush {last_flush} by now: nothing of its flush {flush.number} was stored")
     failpoints.reach("append.begun")
     state = {(row[0], row[1]): _Tail(*row[2:]) for rows in answers[1 : 1 + len(locks)] for row in rows}
-    held = {key: rows[0] for key, rows in zip(writers, answers[1 + len(locks) :], strict=True) if rows}
+    found = answers[1 + len(locks) :]
+    held = {key: rows[0] for key, rows in zip(writers, found, strict=False) if rows}
+    known = {key for key, rows in zip(schemas, found[len(writers) :], strict=True) if rows}
 
     results: list[PartResult] = []
     blocks: list[PlacedBlock] = []
     numbers: dict[tuple[int, str], int] = {}
     touched: dict[tuple[int, int], _Tail] = {}
     for part in flush.parts:
-        refusal = _refusal(part, state, held)
+        refusal = _refusal(part, state, held, known)
         if refusal is not None:
             results.append(refusal)
             continue
@@ -261,11 +284,17 @@ def _lock_segments(keys: Sequence[tuple[int, int]]) -> list[Statement]:
     return found
 
 
-def _lock_writer(stream: int, writer: str) -> Statement:
-    return "SELECT last_number, generation FROM writer WHERE stream = ? AND id = ? FOR UPDATE", (stream, writer)
+def _lock_writer(key: tuple[int, str]) -> Statement:
+    return "SELECT last_number, generation FROM writer WHERE stream = ? AND id = ? FOR UPDATE", key
 
 
-def _refusal(part: Part, state: dict[tuple[int, int], _Tail], held: dict[tuple[int, str], tuple[int, ...]]) -> Refused | None:
+def _look_for_schema(key: tuple[int, int]) -> Statement:
+    return "SELECT 1 FROM stream_schema WHERE stream = ? AND version = ?", key
+
+
+def _refusal(
+    part: Part, state: dict[tuple[int, int], _Tail], held: dict[tuple[int, str], tuple[int, ...]], schemas: set[tuple[int, int]]
+) -> Refused | None:
     tails = [state.get((part.stream, append.segment)) for append in part.appends]
     if part.writer is not None:
         row = held.get((part.stream, part.writer))
@@ -273,10 +302,15 @@ def _refusal(part: Part, state: dict[tuple[int, int], _Tail], held: dict[tuple[i
             return Refused("deleted")
         if row[1] != part.generation:
             return Refused("fenced", row[1])
+        if row[0] < part.stored_number:
+            # By a catalog that went back in time. What is missing now its source can still give, to one that begins anew.
+            return Refused("forgotten", row[0])
         assert part.last_number > row[0], "the holder of a generation gives its numbers in order"
-    if any(tail is None for tail in tails):
+    if any(tail is None or append.log not in (0, tail.log) for tail, append in zip(tails, part.appends, strict=True)):
         # A segment's row goes with its stream, or when it was sealed and truncated away: looking again tells which.
         return Refused("sealed")
+    if part.schema_version > 1 and (part.stream, part.schema_version) not in schemas:
+        return Refused("unknown schema", part.schema_version)
     if part.expected_tail is not None and tails[0] is not None and tails[0].tail != part.expected_tail:
         return Refused("moved", tails[0].tail)
     if any(tail is not None and tail.sealed for tail in tails):

@@ -116,10 +116,15 @@ def delete_group(tx: Tx, group: int) -> None:
     tx.run("DELETE FROM reader_group WHERE id = ?", (group,))
 
 
+def _next(column: str) -> str:
+    """A number above the column's that was never given before: it follows the clock, as ids do (`next_id`)."""
+    return f"CASE WHEN now_us() > {column} THEN now_us() ELSE {column} + 1 END"
+
+
 def reset_group(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
     """Put the group at other positions. Readers go on from there; what they had not committed is theirs no more."""
     _lock(tx, group)
-    tx.run("UPDATE reader_group SET generation = generation + 1 WHERE id = ?", (group,))
+    tx.run(f"UPDATE reader_group SET generation = {_next('generation')} WHERE id = ?", (group,))
     tx.run("DELETE FROM group_segment WHERE grp = ?", (group,))
     _place(tx, group, positions)
 
@@ -150,12 +155,12 @@ def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
     return int(rows[0][0]), row.generation, row.checkpoint
 
 
-def remove_reader(tx: Tx, group: int, reader: str) -> None:
-    """Let a reader go, whoever holds its name. NotFoundError if there never was one."""
-    _lock(tx, group)
-    if not tx.run("SELECT 1 FROM group_reader WHERE grp = ? AND id = ?", (group, reader)):
+def get_generation(tx: Tx, group: int, reader: str) -> int:
+    """The generation of whoever has this name now. NotFoundError if nobody ever had it."""
+    rows = tx.run("SELECT generation FROM group_reader WHERE grp = ? AND id = ?", (group, reader))
+    if not rows:
         raise NotFoundError(f"this reader group has no reader {reader!r}")
-    _let_go(tx, group, reader)
+    return int(rows[0][0])
 
 
 def leave_group(tx: Tx, group: int, reader: str, generation: int) -> None:
@@ -474,7 +479,7 @@ def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
 def request_checkpoint(tx: Tx, group: int) -> int:
     """Ask every reader to say where it is; returns the request's number."""
     _lock(tx, group)
-    return int(tx.run("UPDATE reader_group SET checkpoint = checkpoint + 1 WHERE id = ? RETURNING checkpoint", (group,))[0][0])
+    return int(tx.run(f"UPDATE reader_group SET checkpoint = {_next('checkpoint')} WHERE id = ? RETURNING checkpoint", (group,))[0][0])
 
 
 def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoint: int, positions: dict[tuple[int, int], int]) -> None:

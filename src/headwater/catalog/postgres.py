@@ -466,14 +466,18 @@ def _is_refused(error: BaseException | None) -> bool:
     if not isinstance(error, psycopg.OperationalError):
         return False
     asked_for_password = error.pgconn is not None and error.pgconn.needs_password
-    return asked_for_password or _REFUSAL.search(str(error)) is not None
+    return asked_for_password or all(_REFUSAL.search(attempt) for attempt in _attempts(error))
 
 
 def _is_nobody_there(error: Exception) -> bool:
     """Whether no server was found: not one that answers, whatever it says, and not one that is mute."""
-    text = str(error)
     unheard = (os.strerror(errno.ECONNREFUSED), os.strerror(errno.ENOENT), "resolve host")
-    return "FATAL:" not in text and any(words in text for words in unheard)
+    return all("FATAL:" not in attempt and any(words in attempt for words in unheard) for attempt in _attempts(error))
+
+
+def _attempts(error: Exception) -> list[str]:
+    """What each of the servers said that an address names: one may be the right one, and be away for a moment."""
+    return re.split(r"^- ", str(error), flags=re.MULTILINE)[1:] or [str(error)]
 
 
 @contextmanager

@@ -18,8 +18,8 @@ _WORDS = {
 _NOW_US = """CREATE OR REPLACE FUNCTION now_us() RETURNS BIGINT LANGUAGE sql VOLATILE AS
 $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::BIGINT $$"""
 _ADVISORY_LOCK = 7_234_519_022
-#: Ids are counted above these, which the clock gives until the year 2100: sessions have 39 bits, and a clock may be wrong.
-_CLOCK_IDS = 3 << 37
+#: Sessions have 39 bits: hundredths of a second, until the year 2100 or for a clock that is wrong; above that they are counted.
+_SESSION_CLOCK = f"1 + now_us() / 10000 % {3 << 37}"
 
 
 def statements(name: str, dialect: str) -> list[str]:
@@ -79,11 +79,12 @@ def _has_store(looker: Database | Tx, dialect: str) -> bool:
 def next_id(tx: Tx, name: str) -> int:
     """A number that was never given before under this name, and never will be again.
 
-    It follows the clock, in hundredths of a second, where that is ahead: a catalog that forgot its last commits, restored from a backup or
-    after a fail-over to a standby that lagged, would give a number again that a living process, or a stored object, still goes by.
+    It follows the clock where that is ahead: a catalog that forgot its last commits, restored from a backup or after a fail-over to a
+    standby that lagged, would give a number again that a living process, or a stored object, still goes by.
     """
-    sql = f"INSERT INTO sequence (name, last) VALUES (?, 1 + now_us() / 10000 % {_CLOCK_IDS}) ON CONFLICT (name) DO UPDATE SET "
-    return int(tx.run(sql + f"last = {later('sequence', 'last')} RETURNING last", (name,))[0][0])
+    clock = _SESSION_CLOCK if name == "session" else "now_us()"
+    sql = f"INSERT INTO sequence (name, last) VALUES (?, {clock}) ON CONFLICT (name) DO UPDATE SET last = {later('sequence', 'last')}"
+    return int(tx.run(f"{sql} RETURNING last", (name,))[0][0])
 
 
 def later(table: str, column: str) -> str:

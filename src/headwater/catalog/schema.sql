@@ -7,7 +7,7 @@ CREATE TABLE store (
     created_at BIGINT NOT NULL
 );
 
--- Ids are never used again, also not after a deletion. They follow the clock, in hundredths of a second: see next_id.
+-- Ids are never used again, also not after a deletion. They follow the clock: see next_id.
 CREATE TABLE sequence (
     name TEXT PRIMARY KEY,
     last BIGINT NOT NULL

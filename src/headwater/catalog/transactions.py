@@ -102,23 +102,42 @@ def find_unknown(tx: Tx, ids: Sequence[str]) -> list[str]:
     return [id for id in ids if not tx.run("SELECT 1 FROM txn WHERE id = ?", (id,))]
 
 
-def stage(tx: Tx, id: str, batch: Batch) -> None:
-    """Add blocks and changes to an open transaction, once. Readers see nothing of them before its commit."""
+def stage(tx: Tx, id: str, batch: Batch, after: int = 0) -> None:
+    """Add blocks and changes to an open transaction, once, behind the batch `after` of the same caller, if it gave one before.
+
+    Readers see nothing of them before the commit.
+    """
     rows = tx.run(
         "UPDATE txn SET next_ordinal = next_ordinal + ? WHERE id = ? AND state = 'open' AND expires_at >= now_us() RETURNING next_ordinal",
         (len(batch.appends) + len(batch.changes), id),
     )
     if not rows:
         raise _ended(id, get_state(tx, id))
-    # The batch leaves a mark among the changes, below all ordinals.
-    marked = tx.run(
-        "INSERT INTO txn_change (txn, ordinal, place, kind, target, name) VALUES (?, ?, 0, 'batch', 0, '') "
-        "ON CONFLICT (txn, ordinal, place) DO NOTHING RETURNING ordinal",
-        (id, -batch.id),
-    )
-    if marked:
+    check_staged(tx, id, after)
+    if _mark(tx, id, batch.id):
         insert_staged(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.changes))
     failpoints.reach("txn.inserted")
+
+
+def _mark(tx: Tx, id: str, batch: int) -> bool:
+    """Leave a batch's mark among the changes, below all ordinals; False if it is there."""
+    sql = (
+        "INSERT INTO txn_change (txn, ordinal, place, kind, target, name) VALUES (?, ?, 0, 'batch', 0, '') "
+        "ON CONFLICT (txn, ordinal, place) DO NOTHING RETURNING ordinal"
+    )
+    return bool(tx.run(sql, (id, -batch)))
+
+
+def check_staged(tx: Tx, id: str, batch: int) -> None:
+    """TransactionEndedError if an open transaction lacks a batch that its caller knows to be staged: the catalog went back in time."""
+    if batch and not tx.run("SELECT 1 FROM txn_change WHERE txn = ? AND ordinal = ? AND place = 0", (id, -batch)):
+        raise forgotten(id)
+
+
+def forgotten(id: str) -> TransactionEndedError:
+    return TransactionEndedError(
+        f"the catalog went back in time and lost what transaction {id} had staged: nothing of it was stored", id=id
+    )
 
 
 def insert_staged(tx: Tx, id: str, batch: Batch, first: int) -> None:
@@ -162,14 +181,19 @@ def with_object(tx: Tx, batch: Batch) -> Batch:
     return batch
 
 
-def adopt(tx: Tx, id: str, others: Sequence[str]) -> None:
-    """Move what other open transactions staged behind what this one has, in the given order; they end, with nothing. Given again: once."""
+def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) -> None:
+    """Move what other open transactions staged behind what this one has, in the given order; they end, with nothing. Given again: once.
+
+    It leaves a mark, as the batch `batch` of its caller, and comes behind `after` as in `stage`.
+    """
     marks = ", ".join("?" * (len(others) + 1))
     sql = f"SELECT id, state, expires_at < now_us(), next_ordinal, result FROM txn WHERE id IN ({marks}) ORDER BY id FOR UPDATE"
     rows = {row[0]: row[1:] for row in tx.run(sql, (id, *others))}
     state, expired, behind, _ = rows[id]
     if state != OPEN or expired:
         raise _ended(id, get_state(tx, id))
+    check_staged(tx, id, after)
+    _mark(tx, id, batch)
     outcome = json.dumps({"reason": f"{id} took over what it staged", "kind": "", "adopted_by": id})
     for other in others:
         if other not in rows:

@@ -50,7 +50,8 @@ REQUEST_SECONDS: Final = 30.0
 TRANSFER_BYTES: Final = 4 * MIB
 #: All of such a read: 128 MiB at half a megabyte per second.
 TRANSFER_SECONDS: Final = 300.0
-#: A put of more than that, by its largest size: two seconds more for each MiB. A flush is in the first two, a chunk may be in the last.
+#: A put of more than that, by its largest size: two seconds more for each MiB, and REMOTE_WRITES of them share the line. A flush is in the
+#: first two, a chunk may be in the last.
 PUT_SECONDS: Final = {10 * MIB: 50.0, 40 * MIB: 110.0, 128 * MIB: TRANSFER_SECONDS}
 #: Tables: one key, one value. A key is in an index, whose rows may have 2.6 KiB on PostgreSQL.
 TABLE_KEY_BYTES: Final = 2 * KIB

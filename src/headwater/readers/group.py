@@ -189,7 +189,9 @@ class ReaderGroup:
 
     def remove_reader(self, id: str) -> None:
         """Let a reader go: it is fenced, and its segments are read on from their committed positions."""
-        self._engine.write_once(groups.remove_reader, self._row.id, parse_word(id, "reader"))
+        reader = parse_word(id, "reader")
+        generation = self._engine.look(groups.get_generation, self._row.id, reader)
+        self._engine.write_once(groups.leave_group, self._row.id, reader, generation)
 
     def delete(self) -> None:
         """Delete the group. Its readers get NotFoundError; the streams are not touched."""

@@ -146,7 +146,8 @@ class Flusher:
             self._release([run])
             return True
         with self._mutex:
-            self._given_up.setdefault(run.lane.stream.id, []).append(run)
+            if not run.ended:
+                self._given_up.setdefault(run.lane.stream.id, []).append(run)
         return False
 
     def settle(self, stream: int) -> None:
@@ -622,6 +623,13 @@ class Flusher:
             self._fail_lane(
                 lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs
             )
+        elif refusal.reason == "forgotten":
+            lost = f"the catalog went back in time: of the writer {lane.writer!r} of {lane.stream.name} it has {refusal.detail}, not "
+            advice = f"{lane.stored_number}, as was acked. Open the writer again, and go on behind its last_number"
+            self._fail_lane(lane, FencedError(lost + advice), runs)
+        elif refusal.reason == "unknown schema":
+            lost = f"the catalog went back in time and lost the schema that {lane.stream.name} had: look at it, and open the writer again"
+            self._fail_lane(lane, InvalidRequestError(lost), runs)
         elif refusal.reason == "moved":
             moved = f"{lane.stream.name} is at {refusal.detail}, not at {lane.expected_tail}: read again, decide again"
             self._fail_lane(lane, ConditionFailedError(moved, found=refusal.detail), runs)

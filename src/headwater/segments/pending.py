@@ -129,6 +129,7 @@ class Piece:
                 append = block.inline(segment)
             else:
                 append = Append(segment, block.count, block.length, block.crc, self.place[0], at, None)
+            append.log = self._route.logs[segment]
             appends.append(append)
             at += _padded(block.length)
         return appends
@@ -228,8 +229,8 @@ class PendingFlush:
                 appends += piece.to_catalog()
                 if piece.place is not None:
                     objects[piece.place[0]] = piece.place[1]
-            numbers = lane.generation, pending.pieces[-1].runs[-1].last_number, lane.expected_tail
-            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, *numbers))
+            numbers = lane.generation, pending.pieces[-1].runs[-1].last_number, lane.expected_tail, lane.stored_number
+            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, *numbers, lane.stream.schema_version))
         return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()))
 
 

@@ -59,8 +59,10 @@ class Spread(NamedTuple):
 class Route:
     """The open segments of one stream."""
 
-    def __init__(self, numbers: list[int], starts: list[int]) -> None:
+    def __init__(self, numbers: list[int], starts: list[int], logs: list[int]) -> None:
         self.numbers = tuple(numbers)
+        #: Each segment's log, which tells it from another that has its number.
+        self.logs = dict(zip(numbers, logs, strict=True))
         self._start_list = starts
         self._starts = np.array(starts, dtype=np.uint64)
 
@@ -161,4 +163,4 @@ def _open_route(tx: Tx, stream: StreamRef) -> Route:
     rows = sorted(segments.list_open_segments(tx, stream.id), key=lambda row: row.keys.start)
     if not rows:
         raise NotFoundError(f"stream {stream.name} was deleted")
-    return Route([row.number for row in rows], [row.keys.start for row in rows])
+    return Route([row.number for row in rows], [row.keys.start for row in rows], [row.log for row in rows])
