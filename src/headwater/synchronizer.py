@@ -93,9 +93,9 @@ class Revisioned:
 
     def read(self, after: int | None = None) -> Iterator[tuple[Revision, bytes]]:
         """(revision, value) of every value behind `after`, to now. TruncatedError if some were truncated."""
-        return self.begin_reading(after)[2]
+        return self._begin_reading(after)[2]
 
-    def begin_reading(self, after: int | None = None) -> tuple[SegmentRow, int, Iterator[tuple[Revision, bytes]]]:
+    def _begin_reading(self, after: int | None = None) -> tuple[SegmentRow, int, Iterator[tuple[Revision, bytes]]]:
         """The segment as it is now, the revision that `read` begins behind, and what it gives."""
         if after is not None:
             _check_revision(after, "after")
@@ -181,9 +181,9 @@ class Synchronizer(Generic[S, U]):
     def _begin_replay(self, revision: Revision) -> tuple[SegmentRow, int, Iterator[tuple[Revision, bytes]]]:
         """What to read behind a revision that is known, once it was seen that what lies before it is what was read there."""
         try:
-            row, start, values = self._log.begin_reading(revision - 1)
+            row, start, values = self._log._begin_reading(revision - 1)
         except TruncatedError:
-            return self._log.begin_reading(revision)
+            return self._log._begin_reading(revision)
         except InvalidRequestError:
             raise _WentBack from None
         if row.tail == revision and row.appended_at == self._last_at:
@@ -195,7 +195,7 @@ class Synchronizer(Generic[S, U]):
     def _replay(self, state: S, revision: Revision) -> tuple[S, Revision, bytes, int | None] | None:
         """The state with what was appended behind a revision, and the last value; None if what would tell it is gone."""
         is_ours = False
-        row, start, values = self._begin_replay(revision) if revision else self._log.begin_reading()
+        row, start, values = self._begin_replay(revision) if revision else self._log._begin_reading()
         is_whole = revision > 0 or start == 0
         value = self._last
         for found, value in values:

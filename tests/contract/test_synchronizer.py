@@ -310,7 +310,7 @@ def test_a_state_stays_what_it_was_when_the_one_that_others_compacted_can_t_be_r
     assert ours.fetch() == 5
     theirs.update(lambda _: [4])
     theirs.compact()
-    real, looks = hw.Revisioned.begin_reading, list[int]()
+    real, looks = hw.Revisioned._begin_reading, list[int]()
 
     def begin_reading(log: Any, after: Any = None) -> Any:
         if after is None and not looks:
@@ -318,7 +318,7 @@ def test_a_state_stays_what_it_was_when_the_one_that_others_compacted_can_t_be_r
             raise hw.UnavailableError("out of reach")
         return real(log, after)
 
-    monkeypatch.setattr(hw.Revisioned, "begin_reading", begin_reading)
+    monkeypatch.setattr(hw.Revisioned, "_begin_reading", begin_reading)
     revision = ours.revision
     with pytest.raises(hw.UnavailableError):
         ours.fetch()
