@@ -73,6 +73,10 @@ class Revisioned:
         happened, so a retry never appends twice. OutcomeUnknownError if that takes too long: `latest` and `read` wait for it, and then
         tell; until they can, they raise UnavailableError.
         """
+        return self._append(value, expected)[0]
+
+    def _append(self, value: bytes | str, expected: int | None) -> tuple[Revision, int]:
+        """(The revision behind a new value, when it was appended)."""
         data = _checked(value)
         if expected is not None:
             _check_revision(expected, "expected")
@@ -89,7 +93,7 @@ class Revisioned:
         if run.error is not None:
             raise run.error.again()
         assert run.placement is not None
-        return Revision(run.placement.position(run.offset).number + 1)
+        return Revision(run.placement.position(run.offset).number + 1), run.placement.appended_at
 
     def read(self, after: int | None = None) -> Iterator[tuple[Revision, bytes]]:
         """(revision, value) of every value behind `after`, to now. TruncatedError if some were truncated."""
@@ -237,10 +241,10 @@ class Synchronizer(Generic[S, U]):
                     return _copied(self._state)
                 after = self._try(updates)
                 try:
-                    revision = self._log.append(value, expected=self._revision)
+                    revision, appended_at = self._log._append(value, self._revision)
                 except ConditionFailedError:
                     continue
-                self._state, self._revision, self._last, self._last_at = after, revision, value, None
+                self._state, self._revision, self._last, self._last_at = after, revision, value, appended_at
                 return _copied(after)
 
     def _try(self, updates: Sequence[U]) -> S:

@@ -567,7 +567,7 @@ class Flusher:
                 firsts = iter(result.firsts)
                 for piece in part.pieces:
                     segments = tuple([segment for segment, _ in piece.encode()])
-                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which)
+                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, result.appended_at)
                     for run in piece.runs:
                         part.lane.stored_number = max(part.lane.stored_number, run.last_number)
                         freed += run.size if run.chunk is None else 0

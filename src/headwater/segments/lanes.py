@@ -56,9 +56,10 @@ class StreamRef(NamedTuple):
 class Placement:
     """Where the events of a committed part are: position by index, worked out when asked for."""
 
-    __slots__ = ("firsts", "segments", "which")
+    __slots__ = ("appended_at", "firsts", "segments", "which")
 
-    def __init__(self, segments: tuple[int, ...], firsts: tuple[int, ...], which: Any) -> None:
+    def __init__(self, segments: tuple[int, ...], firsts: tuple[int, ...], which: Any, appended_at: int = 0) -> None:
+        self.appended_at = appended_at
         self.segments = segments
         self.firsts = firsts
         self.which = which
