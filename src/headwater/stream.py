@@ -113,7 +113,7 @@ class Stream:
     def segments(self) -> list[Segment]:
         """The open segments, by number."""
         self._row()
-        return [_segment(row) for row in self._store._engine.read(segments.list_open_segments, self._ref.id)]
+        return [_segment(row) for row in self._store._engine.run(segments.list_open_segments, self._ref.id)]
 
     def head(self) -> Cut:
         """The first readable place."""

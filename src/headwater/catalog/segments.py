@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.catalog.database import Row, Statement, Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
 from headwater.errors import ConflictError, InvalidRequestError, NotFoundError, SealedError
 from headwater.model.cuts import Span, is_before
@@ -69,6 +70,7 @@ def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Se
     return numbers
 
 
+@operation("statement", right=Right("read", "stream"))
 def list_segments(tx: Tx, stream: int, *, first: int = 0, with_dropped: bool = False) -> list[SegmentRow]:
     """Every segment that is readable, by number from `first` on; with those that only a tag keeps, if asked for."""
     dropped = "" if with_dropped else "AND dropped = 0"
@@ -76,6 +78,7 @@ def list_segments(tx: Tx, stream: int, *, first: int = 0, with_dropped: bool = F
     return [to_row(row) for row in tx.run(sql, (stream, first))]
 
 
+@operation("statement", right=Right("read", "stream"))
 def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
     return [to_row(row) for row in tx.run(*opened(stream))]
 

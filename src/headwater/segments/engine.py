@@ -18,6 +18,7 @@ from headwater.catalog import extents, flushes, news, segments, streams, tags
 from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
 from headwater.catalog.extents import Extent, OpenRange
 from headwater.catalog.flushes import Flush, PartResult
+from headwater.catalog.operations import DatabaseRunner, Operation, Runner
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
@@ -25,6 +26,7 @@ from headwater.model.names import StreamName
 from headwater.runtime.workers import Workers
 from headwater.segments.chunk import ChunkFiles
 from headwater.segments.memory import release_unused
+from headwater.segments.metrics import Metered, Metrics
 from headwater.storage import Storage
 
 #: Schemas that are kept before all are looked up anew: those of deleted streams go by that.
@@ -42,6 +44,9 @@ class Engine:
         self.database = database
         self.storage = storage
         self.is_closed = False
+        self._metered = Metered(DatabaseRunner(database))
+        #: A decorator of how operations run takes the place of this one, which it is given.
+        self.runner: Runner = self._metered
         self._begin()
 
     def _begin(self) -> None:
@@ -52,7 +57,19 @@ class Engine:
         self._ended_holds: deque[str] = deque()
 
     def after_fork(self) -> None:
+        self._metered.after_fork()
         self._begin()
+
+    def run(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a declared operation on the catalog: the one way in which clients and upkeep ask it for anything."""
+        self._check_open()
+        if self._ended_holds and operation.how == "commit":
+            self.release_ended()
+        return self.runner.run(operation, *args, **kwargs)
+
+    def metrics(self) -> Metrics:
+        """What was counted of the operations that this process ran."""
+        return self._metered.values()
 
     def read(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a catalog function over one consistent look."""
