@@ -12,7 +12,7 @@ from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
-from headwater.model.limits import OLD_TABLE_KEY_BYTES, TABLE_KEY_BYTES, TABLE_VALUE_BYTES
+from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.block import Chunk
 from headwater.segments.encoding import encode
 from headwater.segments.engine import Engine
@@ -140,14 +140,14 @@ class Table:
 
 def check_entry(key: str, value: bytes, version: int | None) -> None:
     """Refuse what no table can hold."""
-    check_key(key, version, TABLE_KEY_BYTES)
+    check_key(key, version)
     if not isinstance(value, bytes):
         raise InvalidRequestError(f"a table's value is bytes, not {type(value).__name__}")
     if len(value) > TABLE_VALUE_BYTES:
         raise InvalidRequestError(f"this value has {len(value):,} bytes; a table's value may have {TABLE_VALUE_BYTES:,}")
 
 
-def check_key(key: str, version: int | None = None, most_bytes: int = OLD_TABLE_KEY_BYTES) -> None:
+def check_key(key: str, version: int | None = None) -> None:
     """Refuse a key that no table can have, or a version."""
     if not isinstance(key, str) or not key:
         raise InvalidRequestError(f"a table's key is a str that is not empty, not {shown(key)}")
@@ -155,7 +155,7 @@ def check_key(key: str, version: int | None = None, most_bytes: int = OLD_TABLE_
         size = len(key.encode())
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"this key can't be stored as UTF-8: {error}") from error
-    if size > most_bytes or "\0" in key:
+    if size > TABLE_KEY_BYTES or "\0" in key:
         raise InvalidRequestError(f"a table's key has up to {TABLE_KEY_BYTES:,} bytes and no NUL; this one has {size:,} bytes")
     if version is not None and (isinstance(version, bool) or not isinstance(version, int) or not ABSENT <= version < 1 << 62):
         raise InvalidRequestError(f"a version is what put or get returned, or hw.ABSENT, not {shown(version)}")

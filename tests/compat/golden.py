@@ -1,8 +1,7 @@
-"""Writes a golden store: `python -m tests.compat.golden tests/compat/stores/format-N.tar.gz`. And what golden files hold, for the test."""
+"""What the golden files hold, and `python -m tests.compat.golden`, which writes the golden store of this catalog format anew."""
 
 from __future__ import annotations
 
-import sys
 import tarfile
 import tempfile
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ import apsw
 import pyarrow as pa
 
 import headwater as hw
+from headwater.catalog import schema
 from headwater.model.schemas import OPAQUE, TIME
 from headwater.segments.block import Chunk
 from headwater.segments.encoding import encode
@@ -35,6 +35,8 @@ TYPED: list[dict[str, Any]] = [
     {"id": 3, "price": Decimal("-0.01"), "tags": [], "extra": []},
 ]
 LARGE = b"in the journal " * 4500
+STORES = Path(__file__).parent / "stores"
+MARKER = hw.Marker("golden", 7, "the input's hash")
 
 
 def blocks() -> dict[str, bytes]:
@@ -81,11 +83,24 @@ def write_store(folder: Path) -> None:
             writer.flush()
             cut.truncate(cut.tail())
             writer.write("kept")
-        store.cut("golden/events", "golden/typed")
+        events.fork("golden/fork")
+        store.tag("golden", store.cut("golden/events", "golden/typed"))
+        table = store.table("golden/table")
+        table.put("kept", b"old")
+        table.put("gone", b"")
+        table.remove("gone")
+        store.create_stream("golden/read")
+        with store.transaction(marker=MARKER) as transaction:
+            transaction.put("golden/table", "kept", b"new")
+            for word in ("read", "not read"):
+                transaction.write("golden/read", word)
+        store.revisioned("golden/state").append("state")
+        with store.reader_group("golden", ["golden/read"]).reader("reader") as reader:
+            reader.read()
 
 
 def write_archive(target: Path) -> None:
-    """The store as one small archive: without the lock file, and without what SQLite leaves in free pages."""
+    """Write the store as one small archive: without the lock file, and without what SQLite leaves in free pages."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_store(folder / "store")
@@ -104,4 +119,4 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 if __name__ == "__main__":
-    write_archive(Path(sys.argv[1]))
+    write_archive(STORES / f"format-{schema.SCHEMA.format}.tar.gz")

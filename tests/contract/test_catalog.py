@@ -21,7 +21,7 @@ from headwater.catalog.database import Database, Tx
 from headwater.catalog.flushes import Append, Flush, Part, Refused, Stored
 from headwater.catalog.postgres import PostgresDatabase
 from headwater.catalog.sqlite import SqliteDatabase
-from headwater.errors import ConflictError, FencedError, InvalidRequestError, NotFoundError, SealedError
+from headwater.errors import ConflictError, FencedError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
 
@@ -475,20 +475,6 @@ def test_extents_are_deleted_only_wholly_below_a_number_and_in_slices(database: 
     assert delete(7, 2) == 2
     assert delete(7, 100) == 1
     assert numbers_seen(database, stream) == [(6, 2), (8, 2)]
-
-
-def test_a_newer_format_is_refused_with_what_to_do(catalog: Catalog) -> None:
-    newer = schema.FORMAT + 1
-    catalog.open().write(lambda tx: tx.run("UPDATE store SET format = ?", (newer,)))
-    with pytest.raises(InvalidRequestError, match=rf"format {newer}, made by a newer headwater.*upgrade headwater"):
-        catalog.open()
-
-
-def test_a_catalog_that_is_not_there_is_made_only_if_asked_for(catalog: Catalog) -> None:
-    with pytest.raises(NotFoundError, match="no headwater store"):
-        catalog.open(create=False)
-    first = catalog.open().query("SELECT id FROM store")
-    assert catalog.open(create=False).query("SELECT id FROM store") == first
 
 
 def test_the_password_of_the_catalog_is_in_no_message(postgres_url: str) -> None:

@@ -12,13 +12,13 @@ import pytest
 import headwater as hw
 from headwater.catalog import sessions
 from headwater.catalog.database import Tx
-from headwater.catalog.schema import next_id, statements
+from headwater.catalog.schema import SCHEMA, next_id
 from headwater.errors import FencedError, InvalidRequestError, NotFoundError, TransactionEndedError
 from headwater.model.limits import INLINE_BYTES
 from tests.crash.processes import Place, wait_until
 
 Remember = Callable[[], Callable[..., None]]
-TABLES = [words[2] for words in map(str.split, statements("schema.sql", "sqlite")) if words[:2] == ["CREATE", "TABLE"]]
+TABLES = [words[2] for words in map(str.split, SCHEMA.statements("schema.sql", "sqlite")) if words[:2] == ["CREATE", "TABLE"]]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import uuid
@@ -163,19 +162,6 @@ def test_a_file_that_is_stored_in_part_and_touched_is_still_the_same(quick: hw.S
     (folder / "1.txt").write_text(text)
     ingest(quick, folder, STREAM)
     assert stored(quick) == expected(folder)
-
-
-def test_of_a_file_whose_bytes_are_not_known_no_more_is_said_than_is(quick: hw.Store, folder: Path) -> None:
-    progress, pause = end_after(2)
-    with pytest.raises(Ended):
-        ingest(quick, folder, STREAM, events_per_transaction=2, progress=progress, pause=pause)
-    table, key = quick.table(f"{STREAM}.ingest.files"), str(folder / "0.txt")
-    entry = table.get(key)
-    assert entry is not None
-    table.put(key, json.dumps({**json.loads(entry.value), "fingerprint": None}).encode())  # as it was before
-    os.utime(folder / "0.txt", (1, 1))
-    with pytest.raises(hw.ConflictError, match="changed after it was ingested: it was written to; 2 events of it are stored"):
-        ingest(quick, folder, STREAM)
 
 
 def do_at_first(action: Callable[[], object], polls: int = 3) -> Callable[[float], None]:
@@ -426,37 +412,9 @@ def test_a_stream_that_is_made_anew_during_a_watch_gets_all_files(quick: hw.Stor
     assert stored(quick) == expected(folder)
 
 
-def make_old(store: hw.Store, name: str, old_name: str) -> None:
-    """Entries as they were before they named their stream."""
-    for key, entry in list(store.table(name).items()):
-        fields = json.loads(entry.value)
-        del fields["stream"]
-        store.table(old_name).put(key, json.dumps(fields).encode())
-
-
-def test_a_book_that_does_not_name_its_stream_is_read_as_long_as_there_is_one(quick: hw.Store, folder: Path) -> None:
-    ingest(quick, folder, STREAM)
-    make_old(quick, f"{STREAM}.ingest.files", f"{STREAM}.ingest.files")
-    assert ingest(quick, folder, STREAM).files_before == 3
-    quick.delete_stream(STREAM, seal=True)
-    progress, pause = end_after(10)
-    with pytest.raises(Ended):
-        ingest(quick, folder, STREAM, progress=progress, pause=pause)
-    assert ingest(quick, folder, STREAM).events == 20 and stored(quick) == expected(folder)
-
-
 def test_names_with_dots_have_books_of_their_own(quick: hw.Store, folder: Path) -> None:
     assert [ingest(quick, folder, stream, name=name).events for stream, name in (("a/p.q", "r"), ("a/p", "q.r"))] == [30, 30]
     assert [ingest(quick, folder, stream, name=name).events for stream, name in (("a/p.q", "r"), ("a/p", "q.r"))] == [0, 0]
-
-
-def test_a_book_under_a_name_with_dots_is_found_where_it_was_before(quick: hw.Store, folder: Path) -> None:
-    ingest(quick, folder, STREAM)
-    make_old(quick, f"{STREAM}.ingest.files", f"{STREAM}.x.y.files")
-    write(folder, 3)
-    assert ingest(quick, folder, STREAM, name="x.y").files_before == 3
-    assert ingest(quick, folder, STREAM, name="x.y").files_before == 4
-    assert len(list(quick.table(f"{STREAM}.x.y.files").items())) == 3, "it is left as it is"
 
 
 def test_names_as_long_as_can_be_and_files_whose_names_are_no_text(quick: hw.Store, tmp_path: Path) -> None:

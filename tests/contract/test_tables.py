@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater import tables
 from tests.crash.processes import Crew, Place
 
 # Many processes, time-outs and threads: not for a quick run.
@@ -128,21 +127,6 @@ def test_a_key_of_two_kibibytes_fits_whatever_it_is_and_a_longer_one_is_refused(
         table.put(longest + "x", b"x")
     with store.transaction() as tx, pytest.raises(hw.InvalidRequestError, match="up to 2,048 bytes"):
         tx.put(NAME, longest + "x", b"x")
-
-
-def test_a_key_that_was_put_when_four_kibibytes_were_the_limit_is_read_and_removed(
-    store: hw.Store, table: hw.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, older = "k" * 4095, "k" * 4096
-    with monkeypatch.context() as patch:
-        patch.setattr(tables, "TABLE_KEY_BYTES", 4096)
-        table.put(old, b"x")
-        table.put(older, b"y")
-    assert table.get(old) == hw.Entry(b"x", 1) and [key for key, _ in table.items(older)] == [older]
-    table.remove(old)
-    with store.transaction() as tx:
-        tx.remove(NAME, older)
-    assert list(table.items()) == []
 
 
 @pytest.mark.parametrize("prefix", [5, None, b"k", "a\0b", "\ud800"])

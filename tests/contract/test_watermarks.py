@@ -157,14 +157,6 @@ def test_a_note_on_a_sealed_stream_changes_nothing(store: hw.Store) -> None:
         assert group.time_window() == hw.TimeWindow(None, None), "nothing was read"
 
 
-def test_a_mark_without_a_place_from_an_older_version_counts_for_nothing(store: hw.Store) -> None:
-    stream = store.create_stream("a/b")
-    group = store.reader_group("group", ["a/b"])
-    sql = "INSERT INTO watermark (stream, number, low, high, numbers) VALUES (?, 1, 5, 5, '{}')"
-    store._engine.write(lambda tx: tx.run(sql, (stream.id,)))
-    assert group.time_window() == hw.TimeWindow(None, None)
-
-
 def test_a_writer_that_notes_the_same_time_again_is_not_idle(store: hw.Store) -> None:
     stream = store.create_stream("a/b")
     # Another's note lets go who is idle.

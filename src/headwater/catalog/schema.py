@@ -1,15 +1,22 @@
-"""The catalog's tables: making them, bringing an older store up to date, refusing a newer one."""
+"""The catalog's tables: made for a new store, migrated for a store of an earlier format; a store with any other tables is refused.
+
+A store keeps its format and the hash of the schema it has, so that no statement ever meets tables that it was not written for.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
 
-from headwater.catalog.database import Database, Tx
-from headwater.errors import InvalidRequestError, NotFoundError
-
-FORMAT = 4
+from headwater.catalog.database import Database, Row, Tx
+from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError
 
 _WORDS = {
     "sqlite": {"CLUSTERED": "WITHOUT ROWID", "BLOB": "BLOB", "BYTEWISE": ""},
@@ -20,60 +27,130 @@ $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::BIGINT $$"""
 _ADVISORY_LOCK = 7_234_519_022
 #: Sessions have 39 bits: hundredths of a second, until the year 2100 or for a clock that is wrong; above that they are counted.
 _SESSION_CLOCK = f"1 + now_us() / 10000 % {3 << 37}"
+#: The columns that the table `store` had in every version. The first development versions had no `schema_hash`.
+_STORE_COLUMNS = frozenset({"one", "id", "format", "created_at"})
 
 
-def statements(name: str, dialect: str) -> list[str]:
-    """The statements of one SQL file of this package, in the words of a dialect."""
-    text = resources.files("headwater.catalog").joinpath(name).read_text()
-    text = re.sub(r"--[^\n]*", "", text)
-    for word, meaning in _WORDS[dialect].items():
-        text = re.sub(rf"\b{word}\b", meaning, text)
-    return [statement.strip() for statement in text.split(";") if statement.strip()]
+@dataclass(frozen=True)
+class Schema:
+    """The tables of one format, as a folder: `schema.sql` makes a new store, `migrations/NNNN.sql` turns format NNNN - 1 into NNNN."""
+
+    folder: Traversable
+    #: The hashes of the schemas of all earlier formats, format 1 first: the tables that the migrations were written for.
+    earlier_hashes: tuple[str, ...] = ()
+
+    @property
+    def format(self) -> int:
+        return len(self.earlier_hashes) + 1
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the statements of `schema.sql`, the same for every dialect; comments and white space don't count."""
+        return hashlib.sha256(re.sub(r"\s", "", self._read("schema.sql")).encode()).hexdigest()
+
+    def hash_of(self, format: int) -> str | None:
+        """The hash of this format's schema, None for a format that is not known."""
+        return dict(enumerate((*self.earlier_hashes, self.hash), start=1)).get(format)
+
+    def statements(self, name: str, dialect: str) -> list[str]:
+        """The statements of one of the SQL files, in the words of a dialect."""
+        text = self._read(name)
+        for word, meaning in _WORDS[dialect].items():
+            text = re.sub(rf"\b{word}\b", meaning, text)
+        return [statement.strip() for statement in text.split(";") if statement.strip()]
+
+    def _read(self, name: str) -> str:
+        """The text of a file without its comments."""
+        return re.sub(r"--[^\n]*", "", self.folder.joinpath(name).read_text(encoding="utf-8"))
 
 
-def open_catalog(database: Database, dialect: str, *, create: bool) -> str:
-    """The store's id, once its tables are there and up to date. Of several processes that create at once, one does."""
-    exists = _has_store(database, dialect)
-    if exists and database.query("SELECT format FROM store")[0][0] == FORMAT:
-        return str(database.query("SELECT id FROM store")[0][0])
-    if not exists and not create:
+SCHEMA = Schema(resources.files("headwater.catalog"))
+
+
+class _StoreRow(NamedTuple):
+    id: str
+    format: int
+    #: None in a store of the first development versions, which kept no hash.
+    schema_hash: str | None
+
+
+def open_catalog(database: Database, dialect: str, *, create: bool, schema: Schema = SCHEMA) -> str:
+    """The store's id, once its tables are there and up to date. Of several processes that make or migrate a store at once, one does.
+
+    InvalidRequestError, and nothing changes, if the store is of a newer format or has tables of another schema.
+    """
+    store = _find_store(database.query, dialect, database.url)
+    if store is not None:
+        _check(store, schema, database.url)
+        if store.format == schema.format:
+            return store.id
+    elif not create:
         raise NotFoundError(f"there is no headwater store at {database.url}")
 
-    def work(tx: Tx) -> str:
+    def make_or_migrate(tx: Tx) -> str:
         if dialect == "postgresql":
             tx.run("SELECT pg_advisory_xact_lock(?)", (_ADVISORY_LOCK,))
             tx.run(_NOW_US)
-        found = 0
-        if _has_store(tx, dialect):
-            found = tx.run("SELECT format FROM store")[0][0]
-        if found > FORMAT:
-            raise InvalidRequestError(
-                f"the store at {database.url} has format {found}, made by a newer headwater; "
-                f"this one knows formats up to {FORMAT}: upgrade headwater"
-            )
-        for version in range(found + 1, FORMAT + 1):
-            for statement in statements(f"migrations/{version:04d}.sql", dialect):
-                tx.run(statement)
-        if not found:
-            tx.run("INSERT INTO store (one, id, format, created_at) VALUES (1, ?, ?, now_us())", (uuid.uuid4().hex, FORMAT))
-        else:
-            tx.run("UPDATE store SET format = ?", (FORMAT,))
-        return str(tx.run("SELECT id FROM store")[0][0])
+        # Look again: another process may have made or migrated the store before this one got the lock.
+        store = _find_store(tx.run, dialect, database.url)
+        if store is None:
+            return _make(tx, schema, dialect)
+        _check(store, schema, database.url)
+        if store.format < schema.format:
+            _migrate(tx, store.format, schema, dialect)
+        return store.id
 
-    return database.write(work, repeatable=True)
+    return database.write(make_or_migrate, repeatable=True)
+
+
+def _make(tx: Tx, schema: Schema, dialect: str) -> str:
+    for statement in schema.statements("schema.sql", dialect):
+        tx.run(statement)
+    id = uuid.uuid4().hex
+    sql = "INSERT INTO store (one, id, format, schema_hash, created_at) VALUES (1, ?, ?, ?, now_us())"
+    tx.run(sql, (id, schema.format, schema.hash))
+    return id
+
+
+def _migrate(tx: Tx, format: int, schema: Schema, dialect: str) -> None:
+    for next_format in range(format + 1, schema.format + 1):
+        for statement in schema.statements(f"migrations/{next_format:04d}.sql", dialect):
+            tx.run(statement)
+    tx.run("UPDATE store SET format = ?, schema_hash = ?", (schema.format, schema.hash))
+
+
+def _find_store(run: Callable[[str, Sequence[object]], list[Row]], dialect: str, url: str) -> _StoreRow | None:
+    looks = {
+        "sqlite": "SELECT name FROM pragma_table_info('store')",
+        "postgresql": "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(current_schema()) || '.store') "
+        "AND attnum > 0 AND NOT attisdropped",
+    }
+    columns = {str(row[0]) for row in run(looks[dialect], ())}
+    if not columns:
+        return None
+    if not columns >= _STORE_COLUMNS:
+        raise InvalidRequestError(f"the database at {url} has a table named store that headwater did not make: make the store elsewhere")
+    schema_hash = "schema_hash" if "schema_hash" in columns else "NULL"
+    rows = run(f"SELECT id, format, {schema_hash} FROM store", ())
+    if not rows:
+        raise CorruptDataError(f"the catalog {url} is damaged: its table store is empty", object=url)
+    return _StoreRow(*rows[0])
+
+
+def _check(store: _StoreRow, schema: Schema, url: str) -> None:
+    """Refuse a store that this schema neither fits nor migrates."""
+    if store.schema_hash is not None and store.format > schema.format:
+        raise InvalidRequestError(
+            f"the store at {url} has format {store.format}, made by a newer headwater; "
+            f"this one knows formats up to {schema.format}: upgrade headwater"
+        )
+    if store.schema_hash is None or store.schema_hash != schema.hash_of(store.format):
+        raise InvalidRequestError(f"the store at {url} was made by a development version of headwater whose tables differ: make it anew")
 
 
 def is_catalog_used(database: Database) -> bool:
     """Whether anything was ever begun in it, a session or a stream: ids are kept for good, so this never becomes False again."""
     return bool(database.query("SELECT 1 FROM sequence LIMIT 1"))
-
-
-def _has_store(looker: Database | Tx, dialect: str) -> bool:
-    tables = "sqlite_master WHERE type = 'table' AND name = 'store'"
-    if dialect == "postgresql":
-        tables = "pg_tables WHERE schemaname = current_schema() AND tablename = 'store'"
-    look = looker.query if hasattr(looker, "query") else looker.run
-    return bool(look(f"SELECT 1 FROM {tables}"))
 
 
 def next_id(tx: Tx, name: str) -> int:

@@ -1,9 +1,11 @@
--- The catalog as all migrations together make it (a test compares). BLOB and CLUSTERED are words of the dialects: see schema.py.
+-- The tables of a new catalog. BLOB, BYTEWISE and CLUSTERED are words of the dialects: see schema.py.
 
+-- `schema_hash` is of this file's statements: a store whose tables were made by other statements is refused.
 CREATE TABLE store (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     id TEXT NOT NULL,
     format BIGINT NOT NULL,
+    schema_hash TEXT NOT NULL,
     created_at BIGINT NOT NULL
 );
 

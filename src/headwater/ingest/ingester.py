@@ -114,7 +114,7 @@ def ingest(
     claim = Claim(store, names.record, lease)
     claim.take(standby=standby, take_over=take_over, pause=pause, notice=notice)
     try:
-        todo = Todo(Files(store, names.files, names.old_files), skip_changed, settle if watch else None)
+        todo = Todo(Files(store, names.files), skip_changed, settle if watch else None)
         plan = Plan(schema, segments, key, time, dialect)
         run = _Run(store, stream, plan, claim, todo, letters, events_per_transaction, spread, progress, pause)
         while True:
@@ -182,13 +182,13 @@ class _Run:
             found = find_stream_id(self._store, self._stream)
             if found != book.stream:
                 self._target = None
-            book.look_at(found)
+            book.stream = found
             states = self._todo.choose(files)
             if not states:
                 return
             if self._target is None:
                 self._target = open_target(self._store, self._stream, self._plan, [file for file, _ in states])
-                book.look_at(find_stream_id(self._store, self._stream))
+                book.stream = find_stream_id(self._store, self._stream)
             try:
                 if self._spread is not None:
                     self._spread_out(self._spread, states, self._target)

@@ -18,13 +18,12 @@ import headwater as hw
 from headwater.ingest.pieces import Position
 from headwater.ingest.sources import SourceFile, Stamp
 
-_NO_STREAM = -1
-
 
 class FileState(NamedTuple):
     """How far a file is stored. `position` is where to go on; None when it is done. `fingerprint` says what it was.
 
-    `stream` is the id of the stream that has its rows: one made anew under its name has none. Entries of before don't say it.
+    `stream` is the id of the stream that has the file's rows: a new stream of the same name gets them too. It is None for a file without
+    rows that was done before there was a stream.
     """
 
     stamp: Stamp
@@ -48,34 +47,22 @@ class FileState(NamedTuple):
 class Files:
     """The table of files, as it was when it was loaded and what was committed since."""
 
-    def __init__(self, store: hw.Store, name: str, old_name: str | None = None) -> None:
-        self._store = store
-        tables = [] if old_name is None or old_name not in store.tables() else [store.table(old_name)]
-        self._tables = [*tables, store.table(name)]
+    def __init__(self, store: hw.Store, name: str) -> None:
+        self._table = store.table(name)
         self._states: dict[str, FileState] = {}
         #: The stream that is ingested into; None while there is none.
         self.stream: int | None = None
         self.load()
 
     def load(self) -> None:
-        self._states = {key: FileState.load(entry.value) for table in self._tables for key, entry in table.items()}
+        self._states = {key: FileState.load(entry.value) for key, entry in self._table.items()}
 
     def find(self, file: SourceFile) -> FileState | None:
         state = self._states.get(file.key)
         return state if state is not None and state.stream in (None, self.stream) else None
 
-    def look_at(self, stream: int | None) -> None:
-        """Say which stream it is, None if it is missing: then entries that name none have no rows in any that will be made."""
-        self.stream = stream
-        lost = [key for key, state in self._states.items() if state.stream is None and state.events]
-        if stream is None and lost:
-            with self._store.transaction() as tx:
-                for key in lost:
-                    self._states[key] = self._states[key]._replace(stream=_NO_STREAM)
-                    tx.put(self._tables[-1].name, key, self._states[key].dump())
-
     def stage(self, tx: hw.Transaction, file: SourceFile, state: FileState) -> None:
-        tx.put(self._tables[-1].name, file.key, state._replace(stream=self.stream).dump())
+        tx.put(self._table.name, file.key, state._replace(stream=self.stream).dump())
 
     def committed(self, file: SourceFile, state: FileState) -> None:
         self._states[file.key] = state._replace(stream=self.stream)

@@ -25,20 +25,18 @@ class StateNames(NamedTuple):
 
     record: str
     files: str
-    #: A table that is only looked into: the one of releases before, if they named it otherwise.
-    old_files: str | None = None
 
 
 def state_names(stream: str, name: str) -> StateNames:
     """Where the state for a stream is, under a name: two names know nothing of each other."""
     scope, word = parse_stream_name(stream)
     base = f"{word}.{parse_word(name, 'ingestion')}"
-    plain = _hashed(base, base) if len(base) > _NAME_LENGTH - len(".files") else base
-    if "." not in name:
-        return StateNames(f"{scope}/{plain}", f"{scope}/{plain}.files")
-    # The stream p under q.r is not the stream p.q under r, whose base is the same.
-    apart = _hashed(base, f"{word}/{name}")
-    return StateNames(f"{scope}/{apart}", f"{scope}/{apart}.files", f"{scope}/{plain}.files")
+    if "." in name:
+        # The stream p under q.r is not the stream p.q under r, whose base is the same.
+        base = _hashed(base, f"{word}/{name}")
+    elif len(base) > _NAME_LENGTH - len(".files"):
+        base = _hashed(base, base)
+    return StateNames(f"{scope}/{base}", f"{scope}/{base}.files")
 
 
 def _hashed(base: str, whole: str) -> str:

@@ -76,7 +76,7 @@ class Todo:
         if stamp in (state.stamp, self._unchanged.get(file.key)):
             return False
         # Copied or touched, it is still the same if its bytes are.
-        if stamp.size != state.stamp.size or state.fingerprint is None or file.fingerprint() != state.fingerprint:
+        if stamp.size != state.stamp.size or file.fingerprint() != state.fingerprint:
             return True
         self._unchanged[file.key] = stamp
         return False

@@ -55,8 +55,6 @@ TRANSFER_SECONDS: Final = 300.0
 PUT_SECONDS: Final = {10 * MIB: 50.0, 40 * MIB: 110.0, 128 * MIB: TRANSFER_SECONDS}
 #: Tables: one key, one value. A key is in an index, whose rows may have 2.6 KiB on PostgreSQL.
 TABLE_KEY_BYTES: Final = 2 * KIB
-#: Keys that were put with an earlier limit, to be read and removed.
-OLD_TABLE_KEY_BYTES: Final = 4 * KIB
 TABLE_VALUE_BYTES: Final = 1 * MIB
 #: The owner of a marker, which is in an index too.
 MARKER_OWNER_BYTES: Final = 2 * KIB

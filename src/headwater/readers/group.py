@@ -289,8 +289,6 @@ def _time_window(tx: Tx, group: GroupRow) -> tuple[int | None, int | None]:
         passed: int | None = None
         ahead: int | None = None
         for mark in watermarks.list_marks(tx, stream):
-            if not mark.numbers:
-                continue  # Noted when the stream was sealed already, by an older version: it is at no place.
             behind = [_is_passed(segment, number, numbers, spans, frontier) for segment, number in mark.numbers.items()]
             if all(behind):
                 passed = mark.low
