@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.catalog import segments, streams
+from headwater.catalog import segments
 from headwater.catalog.database import Row, Tx
 
 Pins = dict[int, list[tuple[int, int]]]
@@ -84,8 +84,9 @@ def forget_dropped(tx: Tx) -> int:
         "SELECT s.stream, s.number FROM segment s WHERE s.dropped = 1 "
         "AND NOT EXISTS (SELECT 1 FROM pin p WHERE p.stream = s.stream AND p.segment = s.number) ORDER BY s.stream, s.number"
     )
-    for stream in sorted({place[0] for place in places}):
-        streams.lock_stream(tx, stream)
+    if not places:
+        return 0
+    tx.run_all([("SELECT id FROM stream WHERE id = ? FOR UPDATE", (stream,)) for stream in sorted({place[0] for place in places})])
     _forget_unpinned(tx, places)
     return len(places)
 
