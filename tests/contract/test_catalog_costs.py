@@ -8,8 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 
 import headwater as hw
-from headwater.catalog import transactions
+from headwater.catalog import sessions, transactions
 from headwater.catalog.database import Row, Statement, Tx
+from headwater.storage import layout
+from headwater.streams import garbage
+from tests.crash.processes import Place
 
 T = TypeVar("T")
 on_sqlite = pytest.mark.parametrize("catalog_url", ["sqlite"], indirect=True)
@@ -59,6 +62,76 @@ def scans(store: hw.Store, statements: Sequence[Statement], *tables: str) -> lis
     """The steps of SQLite's plans that go through all rows of one of these tables."""
     steps = [row[3] for sql, values in statements for row in store._engine.database.query(f"EXPLAIN QUERY PLAN {sql}", values)]
     return [step for step in steps if step.split()[0] == "SCAN" and step.split()[1] in tables]
+
+
+# Stored objects.
+
+
+def end_session(store: hw.Store) -> int:
+    session = store._engine.database.write(lambda tx: sessions.begin_session(tx, "a process that ended"))
+    store._engine.database.write(lambda tx: sessions.end_session(tx, session))
+    return session
+
+
+def name_objects(session: int, first: int, count: int) -> list[tuple[int, str]]:
+    """(id, key) of objects of each kind, as their makers would name them."""
+    numbers = range(first, first + count)
+    journals = [(layout.object_id(session, number), layout.journal_key(session, number)) for number in numbers]
+    flushes = [(layout.object_id(session, 10_000 + number), layout.object_key(session, 10_000 + number)) for number in numbers]
+    chunks = [(layout.object_id(session, 20_000 + n), layout.chunk_key("a/x", 5, 0, n, session, 20_000 + n, ".parquet")) for n in numbers]
+    staged = [(-1 - number, layout.transaction_key(f"ended{number}", "staged")) for number in numbers]
+    return journals + flushes + chunks + staged
+
+
+def insert_objects(store: hw.Store, objects: Sequence[tuple[int, str]]) -> None:
+    sql = "INSERT INTO object (id, key, session) VALUES (?, ?, 0)"
+    store._engine.database.write(lambda tx: tx.defer(sql, objects))
+
+
+def abort_transactions(store: hw.Store, objects: Sequence[tuple[int, str]]) -> None:
+    """Let the catalog know of the transactions that staged these objects."""
+    ids = sorted({id for _, key in objects if (id := layout.parse_transaction_key(key)) is not None})
+
+    def work(tx: Tx) -> None:
+        for id in ids:
+            transactions.abort(tx, id, 0)
+
+    store._engine.database.write(work)
+
+
+def test_a_page_of_stored_objects_is_looked_up_without_the_rows_of_other_objects(place: Place) -> None:
+    with place.open(create=True) as store:
+        session = end_session(store)
+        named, orphans = name_objects(session, 0, 5), name_objects(session, 5, 5)
+        insert_objects(store, named)
+        abort_transactions(store, named + orphans)
+        page = [key for _, key in named + orphans]
+        found, few = measure(store, garbage._find_orphans, page)
+        assert found == [key for _, key in orphans]
+        others = name_objects(session, 100, 300)
+        insert_objects(store, others)
+        abort_transactions(store, others)
+        found, many = measure(store, garbage._find_orphans, page)
+        assert found == [key for _, key in orphans]
+        assert many == few
+        assert many.statements <= 5, "it does not grow with the page either"
+
+
+@on_sqlite
+def test_a_page_of_stored_objects_is_looked_up_by_indexes(place: Place) -> None:
+    with place.open(create=True) as store:
+        page = [key for _, key in name_objects(end_session(store), 0, 250)]
+        tx, _ = run(store, garbage._find_orphans, page)
+        assert any("FROM object" in sql for sql, _ in tx.statements) and scans(store, tx.statements, "object", "txn") == []
+
+
+def test_an_object_under_the_id_of_another_key_is_an_orphan(place: Place) -> None:
+    with place.open(create=True) as store:
+        session = end_session(store)
+        insert_objects(store, [(layout.object_id(session, 3), layout.object_key(session, 3))])
+        page = [layout.object_key(session, 3), layout.journal_key(session, 3), "l0/ffffffffffff/000003.hwb"]
+        found, _ = measure(store, garbage._find_orphans, page)
+        assert found == [layout.journal_key(session, 3)], "a session of that number can't be: its object is not ours"
 
 
 # Transactions.

@@ -102,6 +102,8 @@ CREATE TABLE object (
     session BIGINT NOT NULL,
     dead_at BIGINT
 );
+-- Of staged objects only, whose ids are negative and tell nothing of the key: an append pays nothing for it.
+CREATE INDEX staged_object_by_key ON object (key) WHERE id < 0;
 
 -- Logs whose stream or segment is gone; their extents are deleted in slices.
 CREATE TABLE dead_log (

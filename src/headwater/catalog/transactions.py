@@ -99,7 +99,10 @@ def find_state(tx: Tx, id: str) -> str | None:
 
 def find_unknown(tx: Tx, ids: Sequence[str]) -> list[str]:
     """Those of these ids that no transaction has."""
-    return [id for id in ids if not tx.run("SELECT 1 FROM txn WHERE id = ?", (id,))]
+    if not ids:
+        return []
+    known = {row[0] for row in tx.run(f"SELECT id FROM txn WHERE id IN ({', '.join('?' * len(ids))})", ids)}
+    return [id for id in ids if id not in known]
 
 
 def stage(tx: Tx, id: str, batch: Batch, after: int = 0) -> None:
