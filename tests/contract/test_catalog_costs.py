@@ -11,7 +11,7 @@ import headwater as hw
 from headwater.catalog import sessions, transactions
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.storage import layout
-from headwater.streams import garbage
+from headwater.streams import cuts, garbage
 from tests.crash.processes import Place
 
 T = TypeVar("T")
@@ -174,3 +174,61 @@ def test_a_transaction_is_listed_without_its_deleted_streams(store: hw.Store) ->
     gone.seal()
     store.delete_stream(gone.name)
     assert [info.streams for info in store.transactions()] == [("t/kept",)]
+
+
+# Tags.
+
+
+def test_a_read_up_to_a_tagged_cut_reads_no_other_tag(store: hw.Store) -> None:
+    stream = store.create_stream("a/x", scaling=hw.Scaling.fixed(2))
+
+    def tag(name: str) -> hw.Cut:
+        with stream.writer() as writer:
+            writer.write(name, key="always the same segment").result()
+        cut = stream.tail()
+        store.tag(name, cut)
+        return cut
+
+    tagged = tag("first")
+    with stream.writer() as writer:
+        writer.write(b"x", key="always the same segment").result()
+    untagged = stream.tail()
+
+    def cost(cut: hw.Cut) -> Cost:
+        return measure(store, cuts.kept_between, store.id, stream._ref, None, cut)[1]
+
+    few = [cost(tagged), cost(untagged)]
+    for number in range(20):
+        tag(f"later{number}")
+    assert [cost(tagged), cost(untagged)] == few
+
+
+@on_sqlite
+def test_the_tag_of_a_cut_is_found_by_indexes(store: hw.Store) -> None:
+    stream = store.create_stream("a/x")
+    store.tag("one", stream.tail())
+    tx, _ = run(store, cuts.kept_between, store.id, stream._ref, None, stream.tail())
+    assert any("FROM pin" in sql for sql, _ in tx.statements) and scans(store, tx.statements, "p", "t") == []
+
+
+def test_of_many_tags_each_is_read_from_the_head_at_its_time(store: hw.Store) -> None:
+    """Streams whose cuts look much alike: tags of two streams, names that begin alike, segments that nobody writes to."""
+    streams = [store.create_stream(name, scaling=hw.Scaling.fixed(2)) for name in ("a/x", "a/x1", "aa/x")]
+    expected: dict[str, list[list[bytes]]] = {}
+    for number in range(9):
+        for stream in streams[number % 3 :]:
+            with stream.writer() as writer:
+                writer.write(b"%d" % number, key=number % 2).result()
+        if number == 4:
+            streams[0].split(0)
+        store.tag(f"tag{number}", store.cut(*streams))
+        expected[f"tag{number}"] = [[event.value for event in stream.read(end=stream.tail())] for stream in streams]
+        if number % 2:
+            streams[number % 3].truncate(streams[number % 3].tail())
+    found = {name: [[event.value for event in stream.read(end=cut)] for stream in streams] for name, cut in store.tags().items()}
+    # Of several tags of one place the first counts.
+    for position, stream in enumerate(streams):
+        first: dict[str, list[bytes]] = {}
+        for name, cut in store.tags().items():
+            values = first.setdefault(str(hw.Cut(store.id, {stream.name: cut.streams[stream.name]})), expected[name][position])
+            assert found[name][position] == values

@@ -276,7 +276,7 @@ CREATE TABLE pin (
     until BIGINT NOT NULL,
     PRIMARY KEY (tag, stream, segment)
 );
-CREATE INDEX pin_by_segment ON pin (stream, segment);
+CREATE INDEX pin_by_segment ON pin (stream, segment, until);
 
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (

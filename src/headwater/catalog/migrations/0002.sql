@@ -151,4 +151,4 @@ CREATE TABLE pin (
     until BIGINT NOT NULL,
     PRIMARY KEY (tag, stream, segment)
 );
-CREATE INDEX pin_by_segment ON pin (stream, segment);
+CREATE INDEX pin_by_segment ON pin (stream, segment, until);
