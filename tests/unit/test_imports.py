@@ -1,12 +1,15 @@
 """The direction of imports: a module may import those of its own row in LAYERS and of the rows above, and edges the public API only.
 
+No modules import each other in a cycle.
+
 A new module of the package is one more name in one of the two tables.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -76,31 +79,53 @@ def _why_not(importer: str, imported: str) -> str | None:
     return None
 
 
+def find_cycle(sources: Mapping[Path, str]) -> list[str]:
+    """The names of modules that import each other in a cycle, the first one again at the end; empty if there is no cycle."""
+    modules = {".".join((FRONT, *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in sources}
+    imports = {name: set(_find_modules(sources[path], path, modules)) for name, path in modules.items()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _find_modules(source: str, path: Path, modules: Container[str]) -> Iterator[str]:
+    """Those of `modules` that a file imports, by their dotted names."""
+    for _, parts, names in _find_statements(ast.parse(source), path):
+        module = ".".join(parts)
+        for found in [f"{module}.{name}" if f"{module}.{name}" in modules else module for name in names] or [module]:
+            if found in modules:
+                yield found
+
+
 def _find_imports(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
-    """Every import of this package, wherever it stands, except those for the type checker only."""
+    """Each import of this package, as the name of a layer or an edge."""
+    for line, module, names in _find_statements(tree, path):
+        if module == [FRONT] and names:
+            for name in names:
+                yield line, name if name in ROW_OF or name in EDGES else FRONT
+        elif module[:1] == [FRONT]:
+            yield line, module[1] if len(module) > 1 else FRONT
+
+
+def _find_statements(tree: ast.AST, path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(line, module, names) of every import, wherever it stands, except imports for the type checker only."""
     if isinstance(tree, ast.If) and ast.unparse(tree.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         for statement in tree.orelse:
-            yield from _find_imports(statement, path)
+            yield from _find_statements(statement, path)
         return
     if isinstance(tree, ast.Import):
         for alias in tree.names:
-            parts = alias.name.split(".")
-            if parts[0] == FRONT:
-                yield tree.lineno, parts[1] if len(parts) > 1 else FRONT
+            yield tree.lineno, alias.name.split("."), []
     elif isinstance(tree, ast.ImportFrom):
+        parts = (tree.module or "").split(".")
         if tree.level:
             folder = (FRONT, *path.parts[:-1])
-            parts = [*folder[: len(folder) - tree.level + 1], *(tree.module or "").split(".")]
-        else:
-            parts = (tree.module or "").split(".")
-        parts = [part for part in parts if part]
-        if parts == [FRONT]:
-            for alias in tree.names:
-                yield tree.lineno, alias.name if alias.name in ROW_OF or alias.name in EDGES else FRONT
-        elif parts[:1] == [FRONT]:
-            yield tree.lineno, parts[1]
+            parts = [*folder[: len(folder) - tree.level + 1], *parts]
+        yield tree.lineno, [part for part in parts if part], [alias.name for alias in tree.names]
     for node in ast.iter_child_nodes(tree):
-        yield from _find_imports(node, path)
+        yield from _find_statements(node, path)
 
 
 def test_imports_point_to_lower_layers_only() -> None:
@@ -108,6 +133,11 @@ def test_imports_point_to_lower_layers_only() -> None:
     assert files
     violations = [violation for file in files for violation in find_violations(file.read_text(encoding="utf-8"), file.relative_to(PACKAGE))]
     assert not violations, "\n".join(["imports in the wrong direction:", *violations])
+
+
+def test_no_modules_import_each_other() -> None:
+    cycle = find_cycle({file.relative_to(PACKAGE): file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")})
+    assert not cycle, " imports ".join(reversed(cycle))
 
 
 @pytest.mark.parametrize(
@@ -156,3 +186,26 @@ def test_an_import_in_the_right_direction_is_fine(path: str, source: str) -> Non
 def test_a_violation_says_where_and_why() -> None:
     violation = find_violations("import os\nfrom headwater.storage import layout\n", Path("catalog/extents.py"))
     assert violation == ["catalog/extents.py:2: catalog may not import storage: the two don't know each other"]
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from headwater.catalog import tags",
+        "from headwater.catalog.tags import find_tags_of",
+        "import headwater.catalog.tags",
+        "from . import tags",
+        "from .tags import find_tags_of",
+        "def late():\n    from headwater.catalog import tags",
+    ],
+)
+def test_a_cycle_of_modules_is_found(back: str) -> None:
+    files = {"tags": "from headwater.catalog import segments", "segments": "from .streams import StreamRow", "streams": back}
+    sources = {Path(f"catalog/{name}.py"): source for name, source in files.items()}
+    assert set(find_cycle(sources)) == {"headwater.catalog.tags", "headwater.catalog.segments", "headwater.catalog.streams"}
+    assert find_cycle({**sources, Path("catalog/streams.py"): "from headwater.catalog import database"}) == []
+
+
+def test_a_cycle_for_the_type_checker_only_is_fine() -> None:
+    late = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from headwater.catalog import tags"
+    assert find_cycle({Path("catalog/tags.py"): "from . import streams", Path("catalog/streams.py"): late}) == []

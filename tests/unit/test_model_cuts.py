@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequestError
-from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
+from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
 from headwater.model.keys import KEY_SPACE, WHOLE, KeyRange
 
 NUMBERS = st.integers(0, 2**62)
@@ -38,6 +38,13 @@ def test_a_cut_is_read_back_from_its_text_and_from_a_pickle(cut: Cut) -> None:
 def test_the_text_of_a_cut_is_canonical_json() -> None:
     cut = Cut("f00", {"b/y": StreamCut(2, {10: 5, 9: 7}), "a/x": StreamCut(1, {0: 3})})
     assert str(cut) == '{"store":"f00","streams":{"a/x":{"id":1,"segments":{"0":3}},"b/y":{"id":2,"segments":{"10":5,"9":7}}}}'
+
+
+@given(CUTS, CUTS)
+def test_the_text_of_a_cut_contains_the_texts_of_its_own_parts_only(one: Cut, other: Cut) -> None:
+    for name, part in other.streams.items():
+        assert part_text(name, part) in str(other)
+        assert (part_text(name, part) in str(one)) == (one.streams.get(name) == part)
 
 
 def test_cuts_are_equal_by_what_they_say_and_can_not_be_changed() -> None:

@@ -49,6 +49,7 @@ def test_keys_and_ids_sort_like_their_numbers(one: tuple[int, int], other: tuple
         "journal/0000000000a1/000003.hwb",
         "l0/a1/3.hwb",
         "l0/0000000000A1/000003.hwb",
+        f"l0/{SESSIONS:012x}/000003.hwb",
     ],
 )
 def test_what_is_no_session_key_is_not_taken_apart(key: str) -> None:

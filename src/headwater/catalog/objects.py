@@ -46,10 +46,15 @@ def find_newest(tx: Tx, first: int, last: int) -> int | None:
     return tx.run("SELECT max(id) FROM object WHERE id BETWEEN ? AND ?", (first, last))[0][0]  # type: ignore[no-any-return]
 
 
-def find_known(tx: Tx, keys: Sequence[str]) -> frozenset[str]:
-    """Which of these keys have a row. Rows are found by id, so this looks through all: it is for `collect_orphans`, which is seldom."""
-    wanted = frozenset(keys)
-    return frozenset(row[0] for row in tx.run("SELECT key FROM object") if row[0] in wanted)
+def find_known(tx: Tx, ids: Sequence[int], staged: Sequence[str]) -> frozenset[str]:
+    """Return the keys of the objects that have a row, of one page of a listing: sessions' objects by id, staged objects by key."""
+    # Only the rows of staged objects, whose ids are negative, are indexed by key: an index of all rows would slow every append.
+    known: set[str] = set()
+    for condition, values in (("id", ids), ("id < 0 AND key", staged)):
+        if values:
+            sql = f"SELECT key FROM object WHERE {condition} IN ({', '.join('?' * len(values))})"
+            known.update(row[0] for row in tx.run(sql, values))
+    return frozenset(known)
 
 
 def note_dead(tx: Tx, session: int, ids: list[int]) -> None:

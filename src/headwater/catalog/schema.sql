@@ -104,6 +104,8 @@ CREATE TABLE object (
     session BIGINT NOT NULL,
     dead_at BIGINT
 );
+-- Of staged objects only, whose ids are negative and tell nothing of the key: an append pays nothing for it.
+CREATE INDEX staged_object_by_key ON object (key) WHERE id < 0;
 
 -- Logs whose stream or segment is gone; their extents are deleted in slices.
 CREATE TABLE dead_log (
@@ -276,7 +278,7 @@ CREATE TABLE pin (
     until BIGINT NOT NULL,
     PRIMARY KEY (tag, stream, segment)
 );
-CREATE INDEX pin_by_segment ON pin (stream, segment);
+CREATE INDEX pin_by_segment ON pin (stream, segment, until);
 
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (

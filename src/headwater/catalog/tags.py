@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from headwater.catalog import segments, streams
+from headwater.catalog import segments
 from headwater.catalog.database import Row, Tx
 
 Pins = dict[int, list[tuple[int, int]]]
@@ -24,6 +24,18 @@ def insert_tag(tx: Tx, name: str, cut: str, head: str, pins: list[tuple[int, int
 def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
     """(name, cut, head then)."""
     return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag WHERE expires_at IS NULL ORDER BY name")]
+
+
+def find_head(tx: Tx, stream: int, cut: Mapping[int, int], text: str) -> str | None:
+    """The head at the time of the first tag whose cut has this part for a stream; `text` is the part as the cut's text has it."""
+    # A tag keeps each segment that its cut names up to the cut. Of these segments the newest is kept by the fewest other tags.
+    newest = max(cut)
+    rows = tx.run(
+        "SELECT t.head FROM pin p JOIN tag t ON t.name = p.tag WHERE p.stream = ? AND p.segment = ? AND p.until = ? "
+        "AND t.expires_at IS NULL AND replace(t.cut, ?, '') <> t.cut ORDER BY t.name LIMIT 1",
+        (stream, newest, cut[newest], text),
+    )
+    return str(rows[0][0]) if rows else None
 
 
 def lock_pinned(tx: Tx, name: str, others: Sequence[int] = ()) -> None:
@@ -84,8 +96,9 @@ def forget_dropped(tx: Tx) -> int:
         "SELECT s.stream, s.number FROM segment s WHERE s.dropped = 1 "
         "AND NOT EXISTS (SELECT 1 FROM pin p WHERE p.stream = s.stream AND p.segment = s.number) ORDER BY s.stream, s.number"
     )
-    for stream in sorted({place[0] for place in places}):
-        streams.lock_stream(tx, stream)
+    if not places:
+        return 0
+    tx.run_all([("SELECT id FROM stream WHERE id = ? FOR UPDATE", (stream,)) for stream in sorted({place[0] for place in places})])
     _forget_unpinned(tx, places)
     return len(places)
 

@@ -99,7 +99,10 @@ def find_state(tx: Tx, id: str) -> str | None:
 
 def find_unknown(tx: Tx, ids: Sequence[str]) -> list[str]:
     """Those of these ids that no transaction has."""
-    return [id for id in ids if not tx.run("SELECT 1 FROM txn WHERE id = ?", (id,))]
+    if not ids:
+        return []
+    known = {row[0] for row in tx.run(f"SELECT id FROM txn WHERE id IN ({', '.join('?' * len(ids))})", ids)}
+    return [id for id in ids if id not in known]
 
 
 def stage(tx: Tx, id: str, batch: Batch, after: int = 0) -> None:
@@ -273,19 +276,49 @@ class TransactionRow(NamedTuple):
 
 
 def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRow]:
-    """The newest transactions first."""
-    where = "WHERE state IN ('open', 'committing')" if only_open else ""
+    """List the newest transactions first, with a few statements however many transactions there are."""
+    is_open = "WHERE state IN ('open', 'committing')"
+    newest = "ORDER BY begun_at DESC, id LIMIT ?"
     columns = "id, state, begun_at, expires_at, ended_at, result, marker_owner, marker_sequence, marker_fingerprint"
-    rows = tx.run(f"SELECT {columns} FROM txn {where} ORDER BY begun_at DESC LIMIT ?", (limit,))
-    found = []
-    for id, state, begun_at, expires_at, ended_at, result, *fields in rows:
-        staged = {row[0] for row in tx.run("SELECT DISTINCT stream FROM txn_extent WHERE txn = ?", (id,))}
-        written = set(load_tails(json.loads(result)["tails"])) if state == COMMITTED else set()
-        names = [tx.run("SELECT scope, name FROM stream WHERE id = ?", (stream,)) for stream in sorted(staged | written)]
-        streams = tuple(f"{name[0][0]}/{name[0][1]}" for name in names if name)
-        marker = Marker(*fields) if fields[0] is not None else None
-        found.append(TransactionRow(id, state, begun_at, expires_at, ended_at, streams, marker))
-    return found
+    # Only open transactions have staged blocks. The newest open ones include all open ones among the newest of all.
+    staged = f"SELECT DISTINCT txn, stream FROM txn_extent WHERE txn IN (SELECT id FROM txn {is_open} {newest})"
+    rows, staged_rows = tx.run_all(
+        [
+            (f"SELECT {columns} FROM txn {is_open if only_open else ''} {newest}", (limit,)),
+            (f"SELECT e.txn, s.id, s.scope, s.name FROM ({staged}) e JOIN stream s ON s.id = e.stream", (limit,)),
+        ]
+    )
+    names = {stream: f"{scope}/{name}" for _, stream, scope, name in staged_rows}
+    streams: dict[str, set[int]] = {row[0]: set() for row in rows}
+    for id, stream, _, _ in staged_rows:
+        streams.setdefault(id, set()).add(stream)
+    for id, state, _, _, _, result, *_ in rows:
+        if state == COMMITTED:
+            streams[id] |= load_tails(json.loads(result)["tails"]).keys()
+    names |= _full_names(tx, sorted(set().union(*streams.values()) - names.keys()))
+    return [
+        TransactionRow(
+            id,
+            state,
+            begun_at,
+            expires_at,
+            ended_at,
+            tuple(names[stream] for stream in sorted(streams[id]) if stream in names),
+            Marker(*fields) if fields[0] is not None else None,
+        )
+        for id, state, begun_at, expires_at, ended_at, _, *fields in rows
+    ]
+
+
+def _full_names(tx: Tx, streams: Sequence[int]) -> dict[int, str]:
+    """The full names of streams, without those that were deleted."""
+    names: dict[int, str] = {}
+    # SQLite takes at most 32,766 values in a statement.
+    for start in range(0, len(streams), 10_000):
+        some = streams[start : start + 10_000]
+        sql = f"SELECT id, scope, name FROM stream WHERE id IN ({', '.join('?' * len(some))})"
+        names |= {id: f"{scope}/{name}" for id, scope, name in tx.run(sql, some)}
+    return names
 
 
 def _ended(id: str, state: str) -> TransactionEndedError:

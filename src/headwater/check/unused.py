@@ -37,10 +37,10 @@ def _known_objects(engine: Engine, keys: list[str]) -> dict[str, int]:
     """Which of these keys have a row, and that row's id."""
     parsed = [layout.parse_key(key) for key in keys]
     ids = [layout.object_id(found.session, found.index) for found in parsed if found is not None]
-    # Rows are found by their ids; a key that tells no id costs a look through all rows.
+    # Only staged objects, whose ids are negative, have keys that tell no id; the catalog has an index of these keys.
     others = [key for key, found in zip(keys, parsed, strict=True) if found is None]
     known: dict[str, int] = {}
-    for column, values in (("id", ids), ("key", others)):
+    for condition, values in (("id", ids), ("id < 0 AND key", others)):
         if values:
-            known.update(engine.database.query(f"SELECT key, id FROM object WHERE {column} IN ({', '.join('?' * len(values))})", values))
+            known.update(engine.database.query(f"SELECT key, id FROM object WHERE {condition} IN ({', '.join('?' * len(values))})", values))
     return known

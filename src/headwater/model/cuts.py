@@ -42,11 +42,7 @@ class Cut:
         object.__setattr__(self, "streams", MappingProxyType(dict(sorted(frozen.items()))))
 
     def __str__(self) -> str:
-        streams = {
-            name: {"id": cut.id, "segments": {str(segment): number for segment, number in cut.segments.items()}}
-            for name, cut in self.streams.items()
-        }
-        return json.dumps({"store": self.store, "streams": streams}, sort_keys=True, separators=(",", ":"))
+        return _text({"store": self.store, "streams": {name: _part(cut) for name, cut in self.streams.items()}})
 
     @classmethod
     def parse(cls, text: str) -> Cut:
@@ -72,6 +68,19 @@ class Cut:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cut.parse, (str(self),)
+
+
+def part_text(name: str, part: StreamCut) -> str:
+    """The text of a stream's part, exactly as the text of every cut with this part contains it."""
+    return _text({name: _part(part)})[1:-1]
+
+
+def _part(part: StreamCut) -> dict[str, Any]:
+    return {"id": part.id, "segments": {str(segment): number for segment, number in part.segments.items()}}
+
+
+def _text(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
 def _frozen(id: int, segments: Mapping[int, int]) -> StreamCut:

@@ -81,11 +81,14 @@ def parse_key(key: str) -> SessionKey | None:
     """Take the key of a journal, an object or a chunk apart; None if it is none."""
     found = _CHUNK_KEY.fullmatch(key)
     if found is not None:
-        return SessionKey("chunk", int(found[1], 16), int(found[2], 16))
-    found = _KEY.fullmatch(key)
-    if found is None or _SUFFIXES[found[1]] != found[4]:
-        return None
-    return SessionKey("journal" if found[1] == "journal" else "l0", int(found[2], 16), int(found[3], 16))
+        parsed = SessionKey("chunk", int(found[1], 16), int(found[2], 16))
+    else:
+        found = _KEY.fullmatch(key)
+        if found is None or _SUFFIXES[found[1]] != found[4]:
+            return None
+        parsed = SessionKey("journal" if found[1] == "journal" else "l0", int(found[2], 16), int(found[3], 16))
+    # Twelve hexadecimal digits hold larger numbers than a session can have.
+    return parsed if parsed.session < SESSIONS else None
 
 
 def temporary_key(key: str, token: str) -> str:

@@ -14,7 +14,7 @@ from headwater.catalog.extents import InChunk
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.arguments import check_time, shown
-from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans
+from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import clock
 from headwater.segments.engine import Engine
@@ -273,11 +273,8 @@ def _ranges(
 
 def _tagged_head(tx: Tx, stream: StreamRef, cut: dict[int, int]) -> dict[int, int] | None:
     """Up to a tagged cut, the head is where it was when the cut was tagged."""
-    for _, text, head in tags.list_tags(tx):
-        part = Cut.parse(text).streams.get(stream.name)
-        if part is not None and part.id == stream.id and dict(part.segments) == cut:
-            return dict(Cut.parse(head).streams[stream.name].segments)
-    return None
+    head = tags.find_head(tx, stream.id, cut, part_text(stream.name, StreamCut(stream.id, cut)))
+    return dict(Cut.parse(head).streams[stream.name].segments) if head is not None else None
 
 
 def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[int, int]) -> list[Range] | None:

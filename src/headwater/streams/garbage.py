@@ -104,7 +104,7 @@ def _bury(engine: Engine, session: int, page: Sequence[ObjectInfo]) -> None:
     old = clock.now_us() - int(_UNHEARD_SECONDS * 1_000_000)
     aged = [info.key for info in page if info.modified_us < old and _transaction(info.key) is not None]
     # What is entered in the catalog was heard of; of a commit long ago no more may be known than that.
-    known = engine.read(objects.find_known, aged) if aged else frozenset()
+    known = engine.read(objects.find_known, [], aged) if aged else frozenset()
     ids = {_transaction(key) for key in aged if key not in known} - {None}
     unheard = engine.read(transactions.find_unknown, sorted(id for id in ids if id is not None))
     if unheard:
@@ -116,7 +116,9 @@ def _transaction(key: str) -> str | None:
 
 
 def _find_orphans(tx: Tx, keys: Sequence[str]) -> list[str]:
-    known = objects.find_known(tx, keys)
+    parsed = [layout.parse_key(key) for key in keys]
+    ids = [layout.object_id(found.session, found.index) for found in parsed if found is not None]
+    known = objects.find_known(tx, ids, [key for key in keys if layout.parse_transaction_key(key) is not None])
     unheard = set(transactions.find_unknown(tx, sorted({id for id in map(_transaction, keys) if id is not None})))
     owners = objects.get_owners(tx)
     return [key for key in keys if key not in known and _is_orphan(key, owners, unheard)]
