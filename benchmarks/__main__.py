@@ -128,8 +128,8 @@ def make_table(results: Sequence[Result]) -> Table:
         table.add_row(
             result.name if earlier != result.name else "",
             result.variant,
-            f"{_readable(result.value)} {result.unit}",
-            "" if result.limit is None else _readable(result.limit),
+            f"{readable(result.value)} {result.unit}",
+            "" if result.limit is None else readable(result.limit),
             result.limit_name,
             "" if result.ratio is None else f"{result.ratio:.2f}x",
             "" if result.goal is None else _goal_text(result.goal, result.unit),
@@ -146,8 +146,8 @@ def make_markdown(results: Sequence[Result]) -> str:
         cells = (
             result.name,
             result.variant,
-            f"{_readable(result.value)} {result.unit}",
-            "" if result.limit is None else _readable(result.limit),
+            f"{readable(result.value)} {result.unit}",
+            "" if result.limit is None else readable(result.limit),
             result.limit_name,
             "" if result.ratio is None else f"{result.ratio:.2f}x",
             "" if result.goal is None else _goal_text(result.goal, result.unit),
@@ -159,10 +159,10 @@ def make_markdown(results: Sequence[Result]) -> str:
 
 def _goal_text(goal: Goal, unit: str) -> str:
     sign = ">=" if goal.at_least else "<="
-    return f"{sign} {_readable(goal.bound)}{'x' if goal.of == 'ratio' else f' {unit.split()[0]}'}"
+    return f"{sign} {readable(goal.bound)}{'x' if goal.of == 'ratio' else f' {unit.split()[0]}'}"
 
 
-def _readable(figure: float) -> str:
+def readable(figure: float) -> str:
     if figure >= 1_000_000:
         return f"{figure / 1_000_000:.2f} M"
     if figure >= 10_000:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: Below this share of a goal something is broken, whatever else the machine is doing. A ratio hardly depends on the machine; a value
 #: (of events a second, of milliseconds) is meant for a quiet one.
@@ -80,9 +82,9 @@ def at_most(bound: float, of: str = "value") -> Goal:
     return Goal(of, bound, False)
 
 
-def in_turns(rounds: int, *measures: Callable[[], float]) -> list[list[float]]:
+def in_turns(rounds: int, *measures: Callable[[], T]) -> list[list[T]]:
     """Run each measure once a round, and give the figures of each. The order changes with every round, so that none is always first."""
-    found: list[list[float]] = [[] for _ in measures]
+    found: list[list[T]] = [[] for _ in measures]
     for turn in range(rounds):
         for place in range(len(measures)):
             index = (place + turn) % len(measures)

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from benchmarks import coordination
+import headwater as hw
+from benchmarks import compare, coordination
 from benchmarks.__main__ import BENCHMARKS, main, make_table
 from benchmarks.bench import TINY, Bench, Catalog
 from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median_ratio, percentile
@@ -76,3 +77,29 @@ def test_json_names_the_machine_and_each_result(tmp_path: Path) -> None:
     assert found["machine"]["cores"] >= 1
     assert [result["name"] for result in found["results"]] == ["read-batches"]
     assert found["results"][0]["goal"] == {"of": "value", "at_least": 20_000_000}
+
+
+def test_a_version_with_lower_rates_or_longer_times_is_worse() -> None:
+    def run(rate: float, milliseconds: float) -> compare.Run:
+        rates = compare.Figure(rate, "events/s", True)
+        return {("write", "SQLite"): rates, ("ack", "SQLite"): compare.Figure(milliseconds, "ms", False)}
+
+    write, ack = compare.compare([run(200, 2), run(400, 4)], [run(100, 3), run(400, 4)])
+    assert (write.base, write.other, write.worse) == (300, 250, [1.0, 0.0])
+    assert (ack.base, ack.other, ack.worse) == (3, 3.5, [0.5, 0.0])
+
+
+def test_a_figure_that_only_one_version_has_is_not_compared() -> None:
+    figure = compare.Figure(1.0, "ms", False)
+    assert not compare.compare([{("new", "SQLite"): figure}], [{}])
+
+
+@pytest.mark.slow
+def test_two_versions_are_compared_in_processes_of_their_own(tmp_path: Path) -> None:
+    source = str(Path(hw.__file__).parents[1])
+    options = ["--only", "read-batches", "--catalog", "sqlite", "--quick", "--ratios", "--rounds", "1"]
+    done = CliRunner().invoke(compare.main, [source, source, *options])
+    assert done.exit_code == 0, done.output
+    assert "read-batches" in done.output and "% to " in done.output
+    done = CliRunner().invoke(compare.main, [str(tmp_path), source, *options])
+    assert done.exit_code == 1 and "is not the source of a headwater" in done.output
