@@ -27,7 +27,7 @@ MINUTE = timedelta(minutes=1)
 
 def state_of(store: hw.Store, stream: hw.Stream) -> LoadState:
     """What the catalog keeps of a stream's load."""
-    sample = store._engine.read(loads.find_sample, stream.id)
+    sample = store._engine.run(loads.find_sample, stream.id)
     assert sample is not None
     return LoadState.from_json(sample.state)
 
@@ -115,7 +115,7 @@ def test_what_is_sampled_twice_within_seconds_counts_once(place: Place, store: h
         # Two that look at the same moment: one of them saves what it saw.
         now_us = int((end + MINUTE).timestamp() * 1e6)
         samples = [each._engine.read(take_sample, stream.id, now_us) for each in (store, other)]
-        won = [each._engine.write(loads.save_samples, [s.saved]) for each, s in zip((store, other), samples, strict=True) if s is not None]
+        won = [each._engine.run(loads.save_samples, [s.saved]) for each, s in zip((store, other), samples, strict=True) if s is not None]
     assert won == [{stream.id}, set()]
 
 
@@ -190,7 +190,7 @@ def test_upkeep_samples_by_the_clock_of_the_catalog(store: hw.Store) -> None:
 def backdate(store: hw.Store, id: str, seconds: int) -> None:
     """Let a transaction have begun so long before."""
     us = seconds * 1_000_000
-    store._engine.write(lambda tx: tx.run("UPDATE txn SET begun_at = begun_at - ? WHERE id = ?", (us, id)))
+    store._engine.database.write(lambda tx: tx.run("UPDATE txn SET begun_at = begun_at - ? WHERE id = ?", (us, id)))
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
@@ -262,18 +262,18 @@ def test_a_transaction_began_when_it_was_made_however_late_the_catalog_heard_of_
 def test_a_decision_from_before_another_change_changes_nothing(store: hw.Store) -> None:
     stream = store.create_stream("a/x", scaling=hw.Scaling.by_event_rate(10))
     split = [Change("split", (0,), tuple(WHOLE.split(2)), "")]
-    row = store._engine.read(streams.find_stream, parse_stream_name("a/x"))
+    row = store._engine.run(streams.find_stream, parse_stream_name("a/x"))
     assert row is not None
     stream.update(scaling=hw.Scaling.by_event_rate(99))
     with pytest.raises(hw.ConflictError):
-        store._engine.write(loads.apply_changes, row, split, 0)
+        store._engine.run(loads.apply_changes, row, split, 0)
     stream.update(scaling=hw.Scaling.by_event_rate(10))
     stream.split(0, 2)
     with pytest.raises(hw.ConflictError):
-        store._engine.write(loads.apply_changes, row, split, 0)
+        store._engine.run(loads.apply_changes, row, split, 0)
     stream.seal()
     with pytest.raises(hw.SealedError):
-        store._engine.write(loads.apply_changes, row, split, 0)
+        store._engine.run(loads.apply_changes, row, split, 0)
     assert stream.scaling_history().events == ()
 
 

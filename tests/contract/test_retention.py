@@ -504,7 +504,7 @@ def test_a_hold_of_what_a_tag_keeps_outlives_the_tag(
         "time": lambda other: other.run_upkeep(),
     }
     if end == "time":
-        store._engine.write(lambda tx: tx.run("UPDATE tag SET expires_at = 0"))
+        store._engine.database.write(lambda tx: tx.run("UPDATE tag SET expires_at = 0"))
     with place.open() as other, psycopg.connect(catalog_url, autocommit=True) as connection:
         ending = threading.Thread(target=ends[end], args=(other,))
         real = tags.hold

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KeyRange
@@ -43,12 +44,14 @@ class LongCommit(NamedTuple):
     tails: dict[int, int]
 
 
+@operation("statement")
 def list_scaled_streams(tx: Tx) -> list[int]:
     """The open streams that scale by rate."""
     rows = tx.run("SELECT id FROM stream WHERE sealed_at IS NULL AND kind = 'events' AND scaling LIKE '%rate\"%' ORDER BY id")
     return [row[0] for row in rows]
 
 
+@operation("statement")
 def find_sample(tx: Tx, stream: int) -> Sample | None:
     rows = tx.run("SELECT sampled_at, state FROM stream_load WHERE stream = ?", (stream,))
     return Sample(*rows[0]) if rows else None
@@ -108,6 +111,7 @@ class Saved(NamedTuple):
     rates: str | None
 
 
+@operation("commit", repeatable=True)
 def save_samples(tx: Tx, samples: Sequence[Saved]) -> set[int]:
     """Save what nobody else sampled meanwhile; returns the streams for which that was so."""
     marks = ", ".join("?" * len(samples))
@@ -144,6 +148,7 @@ def _note_rates(tx: Tx, stream: int, now_us: int, rates: str) -> None:
     )
 
 
+@operation("commit", repeatable=True)
 def apply_changes(tx: Tx, stream: StreamRow, changes: Sequence[Change], now_us: int) -> list[tuple[int, ...]]:
     """Split and merge, as one epoch, and note why; returns the new numbers of each change.
 

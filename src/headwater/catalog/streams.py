@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headwater.catalog import tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, to_row
 from headwater.errors import ConflictError, NotFoundError, SealedError
@@ -42,6 +43,7 @@ _WITH_SEGMENT = (
 )
 
 
+@operation("commit")
 def create_scope(tx: Tx, name: str) -> bool:
     """False if it was there."""
     return bool(tx.run("INSERT INTO scope (name, created_at) VALUES (?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name", (name,)))
@@ -54,6 +56,7 @@ def _keep_scope(tx: Tx, name: str) -> None:
         pass
 
 
+@operation("commit", right=Right("manage", "name"))
 def delete_scope(tx: Tx, name: str) -> None:
     if not tx.run("SELECT 1 FROM scope WHERE name = ? FOR UPDATE", (name,)):
         raise NotFoundError(f"there is no scope {name!r}")
@@ -63,6 +66,7 @@ def delete_scope(tx: Tx, name: str) -> None:
     tx.run("DELETE FROM scope WHERE name = ?", (name,))
 
 
+@operation("statement")
 def list_scopes(tx: Tx) -> list[str]:
     return [row[0] for row in tx.run("SELECT name FROM scope ORDER BY name")]
 
@@ -104,6 +108,7 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     return get_stream(tx, stream)
 
 
+@operation("statement")
 def list_forks(tx: Tx, stream: int) -> list[str]:
     """Full names of the streams that read some of this one's logs."""
     rows = tx.run(
@@ -114,6 +119,7 @@ def list_forks(tx: Tx, stream: int) -> list[str]:
     return sorted(f"{row[0]}/{row[1]}" for row in rows)
 
 
+@operation("statement")
 def find_origin(tx: Tx, stream: int) -> str | None:
     """The full name of the stream that this one was forked from, if it is still there."""
     rows = tx.run(
@@ -124,6 +130,7 @@ def find_origin(tx: Tx, stream: int) -> str | None:
     return f"{rows[0][0]}/{rows[0][1]}" if rows else None
 
 
+@operation("statement", right=Right("read", "name"))
 def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name)
     return StreamRow(*rows[0]) if rows else None
@@ -140,6 +147,7 @@ def to_stream_and_segment(row: Row) -> tuple[StreamRow, SegmentRow | None]:
     return StreamRow(*stream), to_row(segment) if segment[0] is not None else None
 
 
+@operation("statement", right=Right("read", "stream"))
 def get_stream(tx: Tx, stream: int) -> StreamRow:
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ?", (stream,))
     if not rows:
@@ -155,6 +163,7 @@ def lock_stream(tx: Tx, stream: int) -> StreamRow:
     return StreamRow(*rows[0])
 
 
+@operation("statement")
 def list_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection[str] = ("events", "bytes")) -> list[str]:
     """Full names, in order, of the streams of these kinds."""
     return [row.full_name for row in find_streams(tx, scope, label, kinds)]
@@ -172,17 +181,20 @@ def find_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection
     return sorted([StreamRow(*row) for row in tx.run(sql, values)], key=lambda row: (row.scope, row.name))
 
 
+@operation("statement", right=Right("read", "stream"))
 def is_retained(tx: Tx, stream: int) -> bool:
     """Whether some of a stream may go by itself."""
     return bool(tx.run("SELECT 1 FROM stream WHERE id = ? AND retention <> ?", (stream, Retention.forever().to_json())))
 
 
+@operation("statement")
 def list_retained(tx: Tx) -> list[StreamRow]:
     """The streams that don't keep everything for ever."""
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE retention <> ? ORDER BY id", (Retention.forever().to_json(),))
     return [StreamRow(*row) for row in rows]
 
 
+@operation("statement", right=Right("read", "stream"))
 def list_labels(tx: Tx, stream: int) -> tuple[str, ...]:
     return tuple(list_labels_of(tx, [stream])[stream])
 
@@ -225,11 +237,13 @@ def update_stream(
     return get_stream(tx, stream)
 
 
+@operation("statement", right=Right("read", "stream"))
 def get_schemas(tx: Tx, stream: int) -> dict[int, bytes]:
     """Every version of a stream's schema."""
     return {row[0]: bytes(row[1]) for row in tx.run("SELECT version, arrow FROM stream_schema WHERE stream = ?", (stream,))}
 
 
+@operation("commit", repeatable=True, right=Right("manage", "stream"))
 def seal_stream(tx: Tx, stream: int) -> None:
     """Close every open segment for good, and abort the open transactions that write to it. Sealing again changes nothing."""
     transactions.abort_staged_in(tx, stream)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Row, Tx
+from headwater.catalog.operations import Right, operation
 
 Pins = dict[int, list[tuple[int, int]]]
 
@@ -21,6 +22,7 @@ def insert_tag(tx: Tx, name: str, cut: str, head: str, pins: list[tuple[int, int
     return bool(made)
 
 
+@operation("statement")
 def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
     """(name, cut, head then)."""
     return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag WHERE expires_at IS NULL ORDER BY name")]
@@ -47,10 +49,12 @@ def hold(tx: Tx, name: str, pins: list[tuple[int, int, int, int]], lease_us: int
     _forget_unpinned(tx, sorted(before))
 
 
+@operation("statement")
 def has_expired(tx: Tx) -> bool:
     return bool(tx.run("SELECT 1 FROM tag WHERE expires_at < now_us() LIMIT 1"))
 
 
+@operation("commit", repeatable=True)
 def delete_expired(tx: Tx) -> None:
     """Forget the holds of readers that did not renew them."""
     # Streams before tags, as everywhere. The tags are locked too, and looked at again by that: one that is renewed at this moment stays.
@@ -60,6 +64,7 @@ def delete_expired(tx: Tx) -> None:
         delete_tag(tx, name)
 
 
+@operation("commit")
 def delete_tag(tx: Tx, name: str) -> bool:
     """Forget a tag, and the segments that only it kept; False if there is none."""
     lock_pinned(tx, name)
@@ -78,6 +83,7 @@ def _forget_unpinned(tx: Tx, places: list[Row]) -> None:
             segments.forget_segments(tx, stream, [segment])
 
 
+@operation("commit", repeatable=True)
 def forget_dropped(tx: Tx) -> int:
     """Forget truncated segments whose last tag went while they were truncated; returns how many."""
     places = tx.run(
@@ -90,6 +96,7 @@ def forget_dropped(tx: Tx) -> int:
     return len(places)
 
 
+@operation("statement", right=Right("read", "stream"))
 def get_pins(tx: Tx, stream: int) -> Pins:
     """The pinned ranges of each segment of a stream."""
     found: Pins = {}
