@@ -477,7 +477,7 @@ def repeat_last_block(store: hw.Store, stream: hw.Stream, count: int) -> None:
         tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", [(log, first, data) for first in firsts])
         tx.run("UPDATE segment SET tail = tail + ?, bytes = bytes + ? WHERE log = ?", (count, count * length, log))
 
-    store._engine.write(work)
+    store._engine.database.write(work)
 
 
 @pytest.mark.slow
@@ -560,15 +560,16 @@ def test_retention_that_was_under_way_goes_no_further_in_a_pause(place: Place, s
     names = ("u/one", "u/two")
     for name in names:
         write(store.create_stream(name, retention=hw.Retention.by_size(100)), 20, padding=bytes(100))
-    real, arrived, may_go_on = retention._truncate, threading.Event(), threading.Event()
+    arrived, may_go_on = threading.Event(), threading.Event()
 
-    def wait_and_truncate(*args: Any) -> bool:
-        arrived.set()
-        assert may_go_on.wait(60)
-        return real(*args)
+    def truncate_late(name: str, run: Callable[[], Any]) -> Any:
+        if name == "retention.truncate_retained":
+            arrived.set()
+            assert may_go_on.wait(60)
+        return run()
 
-    monkeypatch.setattr(retention, "_truncate", wait_and_truncate)
     with place.open() as other:
+        intercept(monkeypatch, other, truncate_late)
         background = threading.Thread(target=lambda: next(other.upkeep_rounds(60)))
         background.start()
         assert arrived.wait(60)

@@ -149,27 +149,28 @@ def _note_rates(tx: Tx, stream: int, now_us: int, rates: str) -> None:
 
 
 @operation("commit", repeatable=True)
-def apply_changes(tx: Tx, stream: StreamRow, changes: Sequence[Change], now_us: int) -> list[tuple[int, ...]]:
+def apply_changes(tx: Tx, stream: int, epoch: int, scaling: str, changes: Sequence[Change], now_us: int) -> list[tuple[int, ...]]:
     """Split and merge, as one epoch, and note why; returns the new numbers of each change.
 
-    ConflictError and its kind if the stream was scaled, sealed, deleted or given another policy since `stream` was read.
+    They were decided from an epoch and a policy: ConflictError and its kind if the stream was scaled, sealed, deleted or given another
+    policy since then.
     """
-    current = streams.lock_stream(tx, stream.id)
-    # Another policy means another decision; an epoch that nobody has lets the replacement refuse, with its reasons.
-    epoch = stream.epoch if current.scaling == stream.scaling else -1
+    current = streams.lock_stream(tx, stream)
+    # Another policy means another decision. No stream has this epoch, so the replacement refuses it, with its reasons.
+    epoch = epoch if current.scaling == scaling else -1
     ranges: list[KeyRange] = [keys for change in changes for keys in change.ranges]
     seal = [number for change in changes for number in change.seal]
-    numbers = iter(segments.replace_segments(tx, stream.id, epoch=epoch, seal=seal, ranges=ranges))
+    numbers = iter(segments.replace_segments(tx, stream, epoch=epoch, seal=seal, ranges=ranges))
     made = [tuple(next(numbers) for _ in change.ranges) for change in changes]
     noted = [
         {"kind": change.kind, "sealed": list(change.seal), "made": list(some), "reason": change.reason}
         for change, some in zip(changes, made, strict=True)
     ]
-    tx.run("INSERT INTO scale_event (stream, epoch, at, changes) VALUES (?, ?, ?, ?)", (stream.id, epoch + 1, now_us, json.dumps(noted)))
+    tx.run("INSERT INTO scale_event (stream, epoch, at, changes) VALUES (?, ?, ?, ?)", (stream, epoch + 1, now_us, json.dumps(noted)))
     tx.run(
         "DELETE FROM scale_event WHERE stream = ? AND epoch <= (SELECT epoch FROM scale_event WHERE stream = ? "
         "ORDER BY epoch DESC LIMIT 1 OFFSET ?)",
-        (stream.id, stream.id, _KEPT_EVENTS),
+        (stream, stream, _KEPT_EVENTS),
     )
     return made
 

@@ -9,7 +9,7 @@ from headwater.catalog import tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
-from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, to_row
+from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, list_open_segments, to_row
 from headwater.errors import ConflictError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
@@ -71,6 +71,7 @@ def list_scopes(tx: Tx) -> list[str]:
     return [row[0] for row in tx.run("SELECT name FROM scope ORDER BY name")]
 
 
+@operation("commit")
 def create_stream(
     tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
 ) -> StreamRow | None:
@@ -88,6 +89,14 @@ def create_stream(
     _insert_labels(tx, stream, labels)
     insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
     return get_stream(tx, stream)
+
+
+@operation("commit", repeatable=True)
+def ensure_stream(
+    tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
+) -> StreamRow | None:
+    """Like `create_stream`, for a caller who takes an existing stream as well: it runs again after a lost answer."""
+    return create_stream(tx, name, kind=kind, segments=segments, scaling=scaling, retention=retention, schema=schema, labels=labels)
 
 
 def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
@@ -155,6 +164,11 @@ def get_stream(tx: Tx, stream: int) -> StreamRow:
     return StreamRow(*rows[0])
 
 
+@operation("read", right=Right("read", "stream"))
+def get_with_open_segments(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow]]:
+    return get_stream(tx, stream), list_open_segments(tx, stream)
+
+
 def lock_stream(tx: Tx, stream: int) -> StreamRow:
     """The stream, unchanged until this transaction ends."""
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ? FOR UPDATE", (stream,))
@@ -212,13 +226,35 @@ def _insert_labels(tx: Tx, stream: int, labels: Collection[str]) -> None:
     tx.defer("INSERT INTO stream_label (label, stream) VALUES (?, ?)", [(label, stream) for label in sorted(set(labels))])
 
 
-def update_stream(
-    tx: Tx, stream: int, *, scaling: str | None, retention: str | None, labels: Collection[str] | None, schema: tuple[int, bytes] | None
-) -> StreamRow:
-    """Change what is not None. `schema` is (the version it was decided from, the new one): ConflictError if another came first."""
+@operation("commit", repeatable=True)
+def update_stream(tx: Tx, stream: int, *, scaling: str | None, retention: str | None, labels: Collection[str] | None) -> StreamRow:
+    """Change what is not None."""
     row = lock_stream(tx, stream)
-    if row.sealed_at is not None and (scaling or schema):
+    if row.sealed_at is not None and scaling:
         raise SealedError(f"stream {row.full_name} is sealed")
+    _update(tx, stream, scaling, retention, labels)
+    return get_stream(tx, stream)
+
+
+@operation("commit")
+def evolve_stream(
+    tx: Tx, stream: int, *, version: int, schema: bytes, scaling: str | None, retention: str | None, labels: Collection[str] | None
+) -> StreamRow:
+    """Give a stream a new schema, and change what else is not None. ConflictError unless its present schema is of this version."""
+    row = lock_stream(tx, stream)
+    if row.sealed_at is not None:
+        raise SealedError(f"stream {row.full_name} is sealed")
+    if row.schema_version != version:
+        raise ConflictError(f"the schema of {row.full_name} was changed meanwhile: look again")
+    _update(tx, stream, scaling, retention, labels)
+    # Versions follow the clock, as ids do (`next_id`), in seconds: blocks have 32 bits for them.
+    new = max(version + 1, tx.run("SELECT now_us()")[0][0] // 1_000_000 % (15 << 28))
+    tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, ?, ?)", (stream, new, schema))
+    tx.run("UPDATE stream SET schema_version = ? WHERE id = ?", (new, stream))
+    return get_stream(tx, stream)
+
+
+def _update(tx: Tx, stream: int, scaling: str | None, retention: str | None, labels: Collection[str] | None) -> None:
     if scaling is not None:
         tx.run("UPDATE stream SET scaling = ? WHERE id = ?", (scaling, stream))
     if retention is not None:
@@ -226,15 +262,6 @@ def update_stream(
     if labels is not None:
         tx.run("DELETE FROM stream_label WHERE stream = ?", (stream,))
         _insert_labels(tx, stream, labels)
-    if schema is not None:
-        version, arrow = schema
-        if row.schema_version != version:
-            raise ConflictError(f"the schema of {row.full_name} was changed meanwhile: look again")
-        # Versions follow the clock, as ids do (`next_id`), in seconds: blocks have 32 bits for them.
-        new = max(version + 1, tx.run("SELECT now_us()")[0][0] // 1_000_000 % (15 << 28))
-        tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, ?, ?)", (stream, new, arrow))
-        tx.run("UPDATE stream SET schema_version = ? WHERE id = ?", (new, stream))
-    return get_stream(tx, stream)
 
 
 @operation("statement", right=Right("read", "stream"))
@@ -253,6 +280,18 @@ def seal_stream(tx: Tx, stream: int) -> None:
     tx.run("SELECT number FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number FOR UPDATE", (stream,))
     tx.run("UPDATE stream SET sealed_at = now_us() WHERE id = ?", (stream,))
     tx.run("UPDATE segment SET sealed_epoch = ?, sealed_at = now_us() WHERE stream = ? AND sealed_epoch IS NULL", (row.epoch + 1, stream))
+
+
+@operation("commit", right=Right("manage", "name"))
+def delete_by_name(tx: Tx, name: StreamName, *, seal: bool) -> int:
+    """Delete a sealed stream; `seal` seals an open one in the same step. Returns its id."""
+    row = find_stream(tx, name)
+    if row is None:
+        raise NotFoundError(f"there is no stream {name}")
+    if seal:
+        seal_stream(tx, row.id)
+    delete_stream(tx, row.id)
+    return row.id
 
 
 _LOAD_TABLES = ("stream_load", "load_history", "scale_event")

@@ -307,9 +307,8 @@ class Upkeep:
         report.segments_merged += done.merges
 
     def _retain(self, report: UpkeepReport) -> None:
-        report.streams_truncated += retention.retain(
-            self._engine, self._now_us(), lambda problem: self._note(report, problem), lambda tx: leases.hold(tx, self._live_session())
-        )
+        session = self._live_session()
+        report.streams_truncated += retention.retain(self._engine, session, self._now_us(), lambda problem: self._note(report, problem))
         report.rows_deleted += truncation.free_rows(self._engine)
 
     def _tier(self, report: UpkeepReport, eager: bool) -> None:
