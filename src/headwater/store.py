@@ -37,6 +37,7 @@ from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
+from headwater.segments.metrics import Metrics
 from headwater.segments.routing import Router
 from headwater.segments.tiering import ChunkJob, MadeChunk, Moved
 from headwater.storage import Storage, make_directory, open_storage, parse_file_url
@@ -436,6 +437,13 @@ class Store:
     def upkeep_totals(self) -> UpkeepReport:
         """What this process's upkeep did since the store was opened."""
         return self._upkeep.totals
+
+    def metrics(self) -> Metrics:
+        """Count this process's requests to the catalog since it opened the store: calls, failures and seconds by operation.
+
+        The commits of writers are not among them. A forked child begins at zero.
+        """
+        return self._engine.metrics()
 
     def scale_streams(self, now: datetime | None = None) -> ScalingReport:
         """Sample the load of all streams that scale by rate, and split and merge where it is time; upkeep does this every 10 s.

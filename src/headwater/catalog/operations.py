@@ -136,6 +136,6 @@ class _OneStatement:
 
 
 def documented() -> Iterator[tuple[str, str, str, str]]:
-    """(name, how it runs, whether it may be repeated, its right) of each operation, for the documentation."""
-    for found in list_operations():
+    """(name, how it runs, whether it may be repeated, its right) of each operation of the package, for the documentation."""
+    for found in (found for found in list_operations() if found.function.__module__.startswith("headwater.")):
         yield found.name, found.how, "yes" if found.repeatable else "", str(found.right or "")
