@@ -1,7 +1,7 @@
 """The one seam between the client's classes and the parts below: a catalog, a storage, and what a process needs to use them.
 
-Clients read and change the catalog through `read` and `write` with a catalog function, append through the flusher, and fetch bytes
-through `fetch`. A store behind a gateway would be another implementation of these few calls.
+Clients read and change the catalog through `run` with a declared operation, append through the flusher, and fetch bytes from the
+storage. A store behind a gateway would be another implementation of these few calls.
 """
 
 from __future__ import annotations

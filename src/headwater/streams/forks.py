@@ -23,7 +23,7 @@ def fork(engine: Engine, stream: StreamRef, new_name: str, at: Place) -> StreamR
     It has none of its parent's writers, groups or transactions, and keeps what it needs when the parent is truncated or deleted.
     """
     name = parse_stream_name(new_name)
-    place = cuts.fix(engine, stream, at if at is not None and stream.kind != "table" else "tail")
+    place = cuts.fix(engine, stream, at if at is not None else "tail")
     try:
         return stream_ref(engine, engine.run(fork_stream, engine.store_id, stream.id, name, place))
     except NotFoundError:
