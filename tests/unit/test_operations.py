@@ -5,16 +5,13 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import inspect
-import re
 import types
 import typing
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import headwater
 from headwater.catalog import extents, groups, segments, streams
 from headwater.catalog.operations import Operation, list_operations
 from tests.docs.operations import import_all
@@ -31,8 +28,6 @@ UPKEEP = {"tiers"}
 UNFINISHED = {"transactions.begin", "commits.commit", "commits.commit_one"}
 VALUES = (bool, int, float, str, bytes, datetime, type(None))
 _CONTAINERS = (tuple, list, dict, collections.abc.Sequence, collections.abc.Collection, collections.abc.Mapping)
-#: The files that may use the database itself, beside those of `catalog` and `check`. It should be the engine alone.
-DATABASE_USERS = {"segments/engine.py", "streams/cuts.py"}
 
 
 def parameters(operation: Operation[..., Any]) -> dict[str, Any]:
@@ -91,9 +86,3 @@ def test_an_operation_with_a_right_takes_values_only(operation: Operation[..., A
 @pytest.mark.parametrize("name", sorted(UNFINISHED & OPERATIONS.keys()))
 def test_an_operation_that_is_finished_is_not_listed_as_unfinished(name: str) -> None:
     assert parameters(OPERATIONS[name]).keys() & TRUSTED
-
-
-def test_the_database_is_used_by_the_catalog_the_check_and_the_engine_only() -> None:
-    root = Path(headwater.__path__[0])
-    found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if re.search(r"engine\.database\b", path.read_text())}
-    assert {path for path in found if not path.startswith(("catalog/", "check/"))} <= DATABASE_USERS

@@ -117,7 +117,7 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     return get_stream(tx, stream)
 
 
-@operation("statement")
+@operation("statement", right=Right("read", "stream"))
 def list_forks(tx: Tx, stream: int) -> list[str]:
     """Full names of the streams that read some of this one's logs."""
     rows = tx.run(
@@ -128,7 +128,7 @@ def list_forks(tx: Tx, stream: int) -> list[str]:
     return sorted(f"{row[0]}/{row[1]}" for row in rows)
 
 
-@operation("statement")
+@operation("statement", right=Right("read", "stream"))
 def find_origin(tx: Tx, stream: int) -> str | None:
     """The full name of the stream that this one was forked from, if it is still there."""
     rows = tx.run(
