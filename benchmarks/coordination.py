@@ -210,7 +210,7 @@ def _stage_blocks(store: hw.Store, stream: hw.Stream, id: str, count: int) -> No
         appends = [
             StagedAppend(stream.id, Append(0, block.count, block.length, block.crc, None, 0, None)) for _ in range(min(1000, count - start))
         ]
-        store._engine.write(transactions.stage, id, Batch(id=start + 1, appends=appends, object_key=key))
+        store._engine.run(transactions.stage, id, Batch(id=start + 1, appends=appends, object_key=key))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from headwater.model.positions import Position, Segment
 from headwater.model.scaling_history import ScalingHistory
 from headwater.readers.group import HeldSegment, Lag, ReaderGroup, TimeWindow
 from headwater.readers.reader import Reader
+from headwater.segments.metrics import Metrics, OperationMetrics
 from headwater.store import Store, open
 from headwater.stream import Stream
 from headwater.streams.autoscaling import ScalingReport
@@ -57,7 +58,9 @@ __all__ = [
     "InvalidRequestError",
     "Lag",
     "Marker",
+    "Metrics",
     "NotFoundError",
+    "OperationMetrics",
     "OutcomeUnknownError",
     "Position",
     "Reader",

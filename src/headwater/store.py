@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from headwater.bytestream import ByteWriter
-from headwater.catalog import commits, groups, streams, transactions
+from headwater.catalog import commits, groups, sessions, streams, transactions
 from headwater.catalog.database import Database
 from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import is_catalog_used, open_catalog
@@ -37,6 +37,7 @@ from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import StreamRef
+from headwater.segments.metrics import Metrics
 from headwater.segments.routing import Router
 from headwater.segments.tiering import ChunkJob, MadeChunk, Moved
 from headwater.storage import Storage, make_directory, open_storage, parse_file_url
@@ -265,16 +266,16 @@ class Store:
 
     def create_scope(self, name: str) -> None:
         """Make a scope. AlreadyExistsError if it is there; `create_stream` makes a missing one by itself."""
-        if not self._engine.write(streams.create_scope, parse_word(name, "scope")):
+        if not self._engine.run(streams.create_scope, parse_word(name, "scope")):
             raise AlreadyExistsError(f"scope {name!r} exists")
 
     def delete_scope(self, name: str) -> None:
         """Delete an empty scope."""
-        self._engine.write(streams.delete_scope, parse_word(name, "scope"))
+        self._engine.run(streams.delete_scope, parse_word(name, "scope"))
 
     def scopes(self) -> list[str]:
         """The names of all scopes, in order."""
-        return self._engine.read(streams.list_scopes)
+        return self._engine.run(streams.list_scopes)
 
     def create_stream(
         self,
@@ -313,7 +314,7 @@ class Store:
         """Full names, in order, of all streams, or of those in a scope or with a label."""
         if label is not None:
             parse_word(label, "label")
-        return self._engine.read(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label)
+        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label)
 
     def delete_stream(self, name: str, *, seal: bool = False) -> None:
         """Delete a sealed stream with all its data. The name may be used again, for another stream.
@@ -321,7 +322,7 @@ class Store:
         `seal` seals an open one in the same step: if the deletion is refused, because a tag keeps the stream, nothing changes.
         """
         check_flag(seal, "seal")
-        deleted = lifecycle.delete_stream(self._engine, parse_stream_name(name), seal=seal)
+        deleted = self._engine.run(streams.delete_by_name, parse_stream_name(name), seal=seal)
         self._router.forget_name(name)
         self._router.forget_stream(deleted)
         self._flusher.forget_stream(deleted)
@@ -437,6 +438,13 @@ class Store:
         """What this process's upkeep did since the store was opened."""
         return self._upkeep.totals
 
+    def metrics(self) -> Metrics:
+        """Count this process's requests to the catalog since it opened the store: calls, failures and seconds by operation.
+
+        The commits of writers are not among them. A forked child begins at zero.
+        """
+        return self._engine.metrics()
+
     def scale_streams(self, now: datetime | None = None) -> ScalingReport:
         """Sample the load of all streams that scale by rate, and split and merge where it is time; upkeep does this every 10 s.
 
@@ -444,7 +452,7 @@ class Store:
         """
         self._check_open()
         if now is None:
-            return scale_streams(self._engine, self._engine.database.query("SELECT now_us()")[0][0])
+            return scale_streams(self._engine, self._engine.run(sessions.get_time))
         check_time(now, "now")
         return scale_streams(self._engine, from_datetime(now))
 
@@ -466,14 +474,14 @@ class Store:
     def resume_transaction(self, id: str) -> Transaction:
         """An open transaction of any process, to add to it, commit it or abort it."""
         self._check_open()
-        state, lease_us = self._engine.write_once(transactions.look_up, check_id(id))
+        state, lease_us = self._engine.run(transactions.look_up, check_id(id))
         if state not in (transactions.OPEN, transactions.COMMITTING):
             raise TransactionEndedError(f"transaction {id} is {state} already")
         return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
 
     def transaction_status(self, id: str) -> TransactionStatus:
         """What became of a transaction. A finished one is kept for at least 7 days."""
-        state = self._engine.read(transactions.find_state, check_id(id)) or self._engine.write_once(transactions.get_state, id)
+        state = self._engine.run(transactions.find_state, check_id(id)) or self._engine.run(transactions.get_state, id)
         return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
 
     def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:
@@ -490,7 +498,7 @@ class Store:
                 row.streams,
                 row.marker,
             )
-            for row in self._engine.read(transactions.list_transactions, limit, only_open)
+            for row in self._engine.run(transactions.list_transactions, limit, only_open)
         ]
 
     def marker(self, owner: str) -> Marker | None:
@@ -514,7 +522,7 @@ class Store:
 
     def tables(self, scope: str | None = None) -> list[str]:
         """Full names, in order, of all tables, or of those in a scope."""
-        return self._engine.read(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("table",))
+        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("table",))
 
     def revisioned(self, name: str) -> Revisioned:
         """Create or open a revisioned stream."""

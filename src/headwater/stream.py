@@ -98,7 +98,7 @@ class Stream:
     def labels(self) -> tuple[str, ...]:
         """Words to find it by, see `store.streams(label=...)`."""
         self._row()
-        return self._store._engine.read(streams.list_labels, self._ref.id)
+        return self._store._engine.run(streams.list_labels, self._ref.id)
 
     @property
     def epoch(self) -> int:
@@ -151,12 +151,12 @@ class Stream:
     def scaling_history(self) -> ScalingHistory:
         """How the segments came and went, with which load, and why: as far as the catalog remembers."""
         self._row()
-        return self._store._engine.read(autoscaling.scaling_history, self._ref.id)
+        return self._store._engine.run(autoscaling.scaling_history, self._ref.id)
 
     def seal(self) -> None:
         """End the stream: it can be read for ever and never written again."""
         try:
-            self._store._engine.write_once(streams.seal_stream, self._ref.id)
+            self._store._engine.run(streams.seal_stream, self._ref.id)
         except NotFoundError:
             raise lifecycle.deleted(self._ref) from None
 
@@ -174,12 +174,12 @@ class Stream:
 
     def forks(self) -> list[str]:
         """The names of the streams that share data with this one because they were forked from it."""
-        return self._store._engine.read(streams.list_forks, self._ref.id)
+        return self._store._engine.run(streams.list_forks, self._ref.id)
 
     @property
     def origin(self) -> str | None:
         """The name of the stream this one was forked from, as long as it is there and they share data."""
-        return self._store._engine.read(streams.find_origin, self._ref.id)
+        return self._store._engine.run(streams.find_origin, self._ref.id)
 
     # Writing.
 
@@ -276,7 +276,7 @@ class Stream:
         return self._refresh()
 
     def _open_named_writer(self, id: str) -> tuple[int, int]:
-        return self._store._engine.write_once(writers.open_writer, self._ref.id, parse_word(id, "writer"))
+        return self._store._engine.run(writers.open_writer, self._ref.id, parse_word(id, "writer"))
 
 
 def _events(batches: Iterator[Batch] | Iterator[Batch | None]) -> Iterator[Event]:

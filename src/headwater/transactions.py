@@ -149,7 +149,7 @@ class Transaction:
                 self._begin()
             elif not self._is_begun and not self._is_asked and not self._engine.is_closed:
                 # It ended before the catalog knew of it. Whoever asks for its id may ask what became of it.
-                self._engine.write_once(transactions.abort, self._id, self._lease_us)
+                self._engine.run(transactions.abort, self._id, self._lease_us)
                 self._is_asked = True
             return self._id
 
@@ -173,7 +173,7 @@ class Transaction:
             self._check_age()
             self._contents.look_up()
             self._contents.may_remember = False
-            self._engine.write_once(transactions.begin, self._id, self._lease_us, self._age_us, self._marker, self._open_us)
+            self._engine.run(transactions.begin, self._id, self._lease_us, self._age_us, self._marker, self._open_us)
             self._is_begun = True
             failpoints.reach("txn.begun")
             if self._auto_renew:
@@ -255,7 +255,7 @@ class Transaction:
             if others:
                 self._given += 1
                 batch = new_batch_id()
-                self._ended_on(lambda: self._engine.write_once(transactions.adopt, self._id, others, batch, self._staged))
+                self._ended_on(lambda: self._engine.run(transactions.adopt, self._id, others, batch, self._staged))
                 self._staged = batch
                 failpoints.reach("adopt.committed")
 
@@ -304,7 +304,7 @@ class Transaction:
         if self._pending is not None:
             batch = self._pending
             failpoints.reach("txn.stored")
-            self._ended_on(lambda: self._engine.write_once(transactions.stage, self._id, batch, self._staged))
+            self._ended_on(lambda: self._engine.run(transactions.stage, self._id, batch, self._staged))
             failpoints.reach("txn.staged")
             self._pending, self._staged = None, batch.id
 
@@ -330,14 +330,14 @@ class Transaction:
         with self._lock:
             self._check_open()
             self._begin()
-        self._ended_on(lambda: self._engine.write_once(transactions.renew, self._id))
+        self._ended_on(lambda: self._engine.run(transactions.renew, self._id))
 
     def _renew_quietly(self) -> bool:
         """For the heart: whether to go on. A failure shows at the next call that matters."""
         if self._status is not TransactionStatus.OPEN or self._engine.is_closed:
             return False
         try:
-            self._engine.write_once(transactions.renew, self._id)
+            self._engine.run(transactions.renew, self._id)
         except (UnavailableError, OutcomeUnknownError):
             return True
         except HeadwaterError:
@@ -419,7 +419,7 @@ class Transaction:
 
     def _check_objects(self) -> None:
         """CorruptDataError unless all that was staged is in storage: a commit must not name what is not there."""
-        found = self._engine.look(transactions.list_objects, self._id)
+        found = self._engine.run(transactions.list_objects, self._id)
         sizes = [(key, end, self._engine.workers.submit(partial(self._engine.storage.size, key))) for key, end in found if key is not None]
         lost = [key for key, end, size in sizes if (size.result() or 0) < end]
         if lost or len(sizes) < len(found):
@@ -453,7 +453,7 @@ class Transaction:
         parts = {}
         for stream, numbers in tails.items():
             try:
-                name = names.get(stream) or self._engine.read(streams.get_stream, stream).full_name
+                name = names.get(stream) or self._engine.run(streams.get_stream, stream).full_name
             except NotFoundError:
                 continue  # An earlier commit is told again, and this stream of it was deleted since.
             parts[name] = StreamCut(stream, numbers)
@@ -466,7 +466,7 @@ class Transaction:
                 return
             self._check_open()
             if self._is_begun or self._is_asked:
-                self._ended_on(lambda: self._engine.write_once(transactions.abort, self._id, self._lease_us))
+                self._ended_on(lambda: self._engine.run(transactions.abort, self._id, self._lease_us))
                 failpoints.reach("txn.aborted")
             self._end(TransactionStatus.ABORTED)
 

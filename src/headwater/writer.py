@@ -195,7 +195,7 @@ class Writer(LaneWriter):
         """The same; with what to do if the schema that an event does not fit is no longer the stream's."""
         with suppress(HeadwaterError):
             if not self._stream.is_opaque:
-                row = self._store._engine.read(streams.get_stream, self._stream.id)
+                row = self._store._engine.run(streams.get_stream, self._stream.id)
                 if row.schema_version != self._stream.schema_version:
                     now = "the stream's schema was changed since this writer was opened: open another one"
                     return InvalidRequestError(f"{error.message}; {now}", **error.facts)

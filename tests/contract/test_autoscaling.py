@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ MINUTE = timedelta(minutes=1)
 
 def state_of(store: hw.Store, stream: hw.Stream) -> LoadState:
     """What the catalog keeps of a stream's load."""
-    sample = store._engine.read(loads.find_sample, stream.id)
+    sample = store._engine.run(loads.find_sample, stream.id)
     assert sample is not None
     return LoadState.from_json(sample.state)
 
@@ -114,8 +115,8 @@ def test_what_is_sampled_twice_within_seconds_counts_once(place: Place, store: h
         assert other.scale_streams(end + timedelta(seconds=5)).streams_sampled == 0
         # Two that look at the same moment: one of them saves what it saw.
         now_us = int((end + MINUTE).timestamp() * 1e6)
-        samples = [each._engine.read(take_sample, stream.id, now_us) for each in (store, other)]
-        won = [each._engine.write(loads.save_samples, [s.saved]) for each, s in zip((store, other), samples, strict=True) if s is not None]
+        samples = [each._engine.run(take_sample, stream.id, now_us) for each in (store, other)]
+        won = [each._engine.run(loads.save_samples, [s.saved]) for each, s in zip((store, other), samples, strict=True) if s is not None]
     assert won == [{stream.id}, set()]
 
 
@@ -190,7 +191,7 @@ def test_upkeep_samples_by_the_clock_of_the_catalog(store: hw.Store) -> None:
 def backdate(store: hw.Store, id: str, seconds: int) -> None:
     """Let a transaction have begun so long before."""
     us = seconds * 1_000_000
-    store._engine.write(lambda tx: tx.run("UPDATE txn SET begun_at = begun_at - ? WHERE id = ?", (us, id)))
+    store._engine.database.write(lambda tx: tx.run("UPDATE txn SET begun_at = begun_at - ? WHERE id = ?", (us, id)))
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
@@ -262,18 +263,18 @@ def test_a_transaction_began_when_it_was_made_however_late_the_catalog_heard_of_
 def test_a_decision_from_before_another_change_changes_nothing(store: hw.Store) -> None:
     stream = store.create_stream("a/x", scaling=hw.Scaling.by_event_rate(10))
     split = [Change("split", (0,), tuple(WHOLE.split(2)), "")]
-    row = store._engine.read(streams.find_stream, parse_stream_name("a/x"))
+    row = store._engine.run(streams.find_stream, parse_stream_name("a/x"))
     assert row is not None
     stream.update(scaling=hw.Scaling.by_event_rate(99))
     with pytest.raises(hw.ConflictError):
-        store._engine.write(loads.apply_changes, row, split, 0)
+        store._engine.run(loads.apply_changes, row.id, row.epoch, row.scaling, split, 0)
     stream.update(scaling=hw.Scaling.by_event_rate(10))
     stream.split(0, 2)
     with pytest.raises(hw.ConflictError):
-        store._engine.write(loads.apply_changes, row, split, 0)
+        store._engine.run(loads.apply_changes, row.id, row.epoch, row.scaling, split, 0)
     stream.seal()
     with pytest.raises(hw.SealedError):
-        store._engine.write(loads.apply_changes, row, split, 0)
+        store._engine.run(loads.apply_changes, row.id, row.epoch, row.scaling, split, 0)
     assert stream.scaling_history().events == ()
 
 
@@ -282,14 +283,14 @@ def test_a_stream_that_lost_a_race_is_skipped_and_the_others_scale(store: hw.Sto
     store.scale_streams(START)
     lost.update(scaling=hw.Scaling.by_event_rate(1, min_segments=4))
     other.update(scaling=hw.Scaling.by_event_rate(1, min_segments=4))
-    apply = loads.apply_changes
+    apply = loads.apply_changes.function
 
-    def apply_late(tx: Tx, row: streams.StreamRow, changes: list[Change], now_us: int) -> object:
-        if row.name == "x":
-            tx.run("UPDATE stream SET epoch = epoch + 1 WHERE id = ?", (row.id,))
-        return apply(tx, row, changes, now_us)
+    def apply_late(tx: Tx, stream: int, *args: Any) -> object:
+        if stream == lost.id:
+            tx.run("UPDATE stream SET epoch = epoch + 1 WHERE id = ?", (stream,))
+        return apply(tx, stream, *args)
 
-    monkeypatch.setattr(loads, "apply_changes", apply_late)
+    monkeypatch.setattr(loads.apply_changes, "function", apply_late)
     report = store.scale_streams(START + MINUTE)
     assert (report.streams_sampled, report.splits, report.skipped) == (2, 1, 1)
     assert len(lost.segments()) == 1 and len(other.segments()) == 4
@@ -397,7 +398,7 @@ def test_history_is_thinned_with_age_and_ends_after_a_week(store: hw.Store, cata
             loads.save_samples(tx, [Saved(stream.id, before, at, "[]", '["event_rate",1,[]]')])
             before = at
 
-    store._engine.write(note)
+    store._engine.database.write(note)
     times = [sample.time for sample in stream.scaling_history().samples]
     end = START + timedelta(days=days)
     fine = [time for time in times if time >= end - timedelta(hours=6)]

@@ -24,6 +24,7 @@ from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import ConflictError, FencedError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
+from tests.operations import fence_all
 
 T = TypeVar("T")
 WAIT_SECONDS = 60.0
@@ -261,7 +262,7 @@ def test_a_repeated_flush_is_answered_also_after_its_segments_were_dropped(datab
 def test_a_repeated_flush_is_answered_also_after_its_session_was_fenced(database: Database) -> None:
     stream, session = make_stream(database), begin(database)
     first = commit(database, session, 1, part(stream, (0, 3)))
-    assert database.write(lambda tx: sessions.fence_expired_sessions(tx, -1)) == [session]
+    assert fence_all(database) == [session]
     assert commit(database, session, 1, part(stream, (0, 3))) == first
     with pytest.raises(FencedError, match="nothing of its flush 2 was stored"):
         commit(database, session, 2, part(stream, (0, 3)))
@@ -272,8 +273,8 @@ def test_a_fenced_session_can_not_commit_and_not_be_renewed(catalog: Catalog) ->
     database, other = catalog.open(), catalog.open()
     stream, session = make_stream(database), begin(database)
     assert database.write(lambda tx: sessions.renew_session(tx, session))
-    assert other.write(lambda tx: sessions.fence_expired_sessions(tx, 60_000_000)) == [], "a session in use is left alone"
-    assert other.write(lambda tx: sessions.fence_expired_sessions(tx, -1)) == [session]
+    assert other.write(lambda tx: sessions.fence_expired_sessions(tx)) == [], "a session in use is left alone"
+    assert fence_all(other) == [session]
     assert not database.write(lambda tx: sessions.renew_session(tx, session))
     with pytest.raises(FencedError):
         commit(database, session, 1, part(stream, (0, 1)))

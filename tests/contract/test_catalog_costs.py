@@ -106,12 +106,12 @@ def test_a_page_of_stored_objects_is_looked_up_without_the_rows_of_other_objects
         insert_objects(store, named)
         abort_transactions(store, named + orphans)
         page = [key for _, key in named + orphans]
-        found, few = measure(store, garbage._find_orphans, page)
+        found, few = measure(store, garbage.find_orphans, page)
         assert found == [key for _, key in orphans]
         others = name_objects(session, 100, 300)
         insert_objects(store, others)
         abort_transactions(store, others)
-        found, many = measure(store, garbage._find_orphans, page)
+        found, many = measure(store, garbage.find_orphans, page)
         assert found == [key for _, key in orphans]
         assert many == few
         assert many.statements <= 5, "it does not grow with the page either"
@@ -121,7 +121,7 @@ def test_a_page_of_stored_objects_is_looked_up_without_the_rows_of_other_objects
 def test_a_page_of_stored_objects_is_looked_up_by_indexes(place: Place) -> None:
     with place.open(create=True) as store:
         page = [key for _, key in name_objects(end_session(store), 0, 250)]
-        tx, _ = run(store, garbage._find_orphans, page)
+        tx, _ = run(store, garbage.find_orphans, page)
         assert any("FROM object" in sql for sql, _ in tx.statements) and scans(store, tx.statements, "object", "txn") == []
 
 
@@ -130,7 +130,7 @@ def test_an_object_under_the_id_of_another_key_is_an_orphan(place: Place) -> Non
         session = end_session(store)
         insert_objects(store, [(layout.object_id(session, 3), layout.object_key(session, 3))])
         page = [layout.object_key(session, 3), layout.journal_key(session, 3), "l0/ffffffffffff/000003.hwb"]
-        found, _ = measure(store, garbage._find_orphans, page)
+        found, _ = measure(store, garbage.find_orphans, page)
         assert found == [layout.journal_key(session, 3)], "a session of that number can't be: its object is not ours"
 
 

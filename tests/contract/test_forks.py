@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
+from headwater.catalog import tags
 
 KEYS = [f"key {number}" for number in range(7)]
 
@@ -244,3 +245,35 @@ def test_what_can_not_be_tagged_is_refused(store: hw.Store, stream: hw.Stream) -
     with pytest.raises(hw.TruncatedError):
         store.tag("late", beginning)
     assert store.tags() == {}
+
+
+def test_an_operation_on_holds_changes_nothing_when_it_is_given_a_tags_name(store: hw.Store, stream: hw.Stream) -> None:
+    write(stream, "p", 20)
+    cut = stream.tail()
+    store.tag("t", cut)
+    kept = store._engine.database.query("SELECT * FROM pin ORDER BY segment")
+    engine = store._engine
+    assert not engine.run(tags.end_hold, "t")
+    engine.end_hold("t")
+    engine.release_ended()
+    store.release("t")
+    with pytest.raises(hw.ConflictError, match="'t' is a tag"):
+        engine.database.write(lambda tx: tags.hold(tx, "t", [], 60_000_000))
+    assert store.tags() == {"t": cut}
+    assert engine.database.query("SELECT * FROM pin ORDER BY segment") == kept
+    stream.truncate(cut)
+    store.run_upkeep()
+    assert len(values(stream, end=cut)) == 20
+
+
+def test_untagging_a_holds_name_leaves_the_hold(store: hw.Store, stream: hw.Stream) -> None:
+    write(stream, "p", 20)
+    head, tail = stream.head(), stream.tail()
+    store.hold("h", head, tail, 3600)
+    assert not store._engine.run(tags.delete_tag, "hold h")
+    stream.truncate(tail)
+    store.run_upkeep()
+    assert len(values(stream, start=head, end=tail)) == 20
+    store.release("h")
+    with pytest.raises(hw.TruncatedError):
+        values(stream, start=head, end=tail)

@@ -23,6 +23,7 @@ from headwater.streams import garbage
 from headwater.streams.garbage import KEPT_JOURNALS
 from tests.crash.processes import Crew, Place
 from tests.crash.workers import obey
+from tests.operations import fence_all, intercept
 
 # Many of them wait for something: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -56,11 +57,6 @@ def stored(store: hw.Store) -> list[str]:
 def rows(store: hw.Store, *tables: str) -> dict[str, int]:
     query = store._engine.database.query
     return {table: query(f"SELECT count(*) FROM {table}")[0][0] for table in tables or TABLES}
-
-
-def fence_all(store: hw.Store) -> None:
-    """As upkeep does, but with a lease so short that every session is over it."""
-    store._engine.write(sessions.fence_expired_sessions, -1_000_000)
 
 
 @pytest.fixture
@@ -108,7 +104,7 @@ def test_a_deleted_stream_frees_its_space_and_its_rows(store: hw.Store) -> None:
         stream.seal()
         store.delete_stream("g/gone")
     store.run_upkeep()
-    fence_all(store)
+    fence_all(store._engine.database)
     store.run_upkeep()
     assert stored(store) == []
     assert rows(store) == {**dict.fromkeys(TABLES, 0), "session": 1}
@@ -203,7 +199,7 @@ def test_what_a_killed_process_left_goes_when_its_session_is_fenced_and_not_befo
     store.run_upkeep()
     store.run_upkeep()
     assert len(stored(store)) == 2 and values(stream) == [b"0"]
-    fence_all(store)
+    fence_all(store._engine.database)
     assert store.run_upkeep().objects_deleted == 1
     assert values(stream) == [b"0"] and len(stored(store)) == 1
 
@@ -216,13 +212,13 @@ def test_a_journal_without_any_row_goes_when_its_session_is_over(place: Place, s
     worker.tell(("give", "g/x", None, [b"0|" + LARGE]))
     assert worker.wait() == -9
     assert store.run_upkeep().objects_deleted == 0 and len(stored(store)) == 1
-    fence_all(store)
+    fence_all(store._engine.database)
     assert store.run_upkeep().objects_deleted == 1 and stored(store) == []
 
 
 def test_unfinished_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
     with hw.open(tmp_path / "store", upkeep=False) as store:
-        live = store._engine.write(sessions.begin_session, "a test")
+        live = store._engine.run(sessions.begin_session, "a test")
         dead = layout.temporary_key(layout.chunk_key("g/x", 1, 0, 0, live + 1000, 1, ".parquet"), "ab" * 8)
         ours = layout.temporary_key(layout.chunk_key("g/x", 1, 0, 0, live, 1, ".parquet"), "ab" * 8)
         ended = layout.temporary_key(layout.transaction_key("0" * 32, "x"), "ab" * 8)
@@ -270,8 +266,8 @@ def test_what_aborted_and_expired_transactions_staged_goes_and_what_open_ones_st
 
 
 def test_where_storage_can_not_be_listed_is_noted_and_the_rest_is_searched(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = store._engine.write(sessions.begin_session, "a process that is gone")
-    store._engine.write(sessions.end_session, session)
+    session = store._engine.run(sessions.begin_session, "a process that is gone")
+    store._engine.run(sessions.end_session, session)
     orphan = layout.chunk_key("g/x", 1, 0, 0, session, 0, ".parquet")
     store._engine.storage.put(orphan, [b"x"])
     real = store._engine.storage.list
@@ -343,9 +339,9 @@ def test_a_committed_transaction_that_is_forgotten_is_never_told_to_be_aborted(s
     with store.transaction() as tx:
         tx.write("g/x", b"old|" + LARGE * 3)
     id = tx.id
-    store._engine.write(lambda database: database.run("DELETE FROM txn"))
-    session = store._engine.write(sessions.begin_session, "a test")
-    store._engine.write(lambda database: database.run("INSERT INTO lease VALUES ('upkeep', ?, 'a test', 0, now_us())", (session,)))
+    store._engine.database.write(lambda database: database.run("DELETE FROM txn"))
+    session = store._engine.run(sessions.begin_session, "a test")
+    store._engine.database.write(lambda database: database.run("INSERT INTO lease VALUES ('upkeep', ?, 'a test', 0, now_us())", (session,)))
     assert garbage.collect_orphans(store._engine, session, pytest.fail) == 0
     with pytest.raises(hw.NotFoundError):
         store.transaction_status(id)
@@ -366,23 +362,25 @@ def test_ended_transactions_sessions_and_markers_are_forgotten_in_time_and_open_
         with store.transaction(marker=hw.Marker(f"owner{number}", 1)) as tx:
             tx.write("g/x", b"%d" % number)
     write(store.stream("g/x"), 1)
-    fence_all(store)
+    fence_all(store._engine.database)
     store.run_upkeep()
     assert rows(store, "txn", "marker") == {"txn": 31, "marker": 30}, "kept for a week at least"
     shift = int(timedelta(days=8).total_seconds() * 1_000_000)
-    store._engine.write(lambda tx: tx.run("UPDATE txn SET ended_at = ended_at - ?, expires_at = expires_at - ?", (shift, shift)))
-    store._engine.write(lambda tx: tx.run("UPDATE session SET renewed_at = renewed_at - ? WHERE live = 0", (shift,)))
+    store._engine.database.write(lambda tx: tx.run("UPDATE txn SET ended_at = ended_at - ?, expires_at = expires_at - ?", (shift, shift)))
+    store._engine.database.write(lambda tx: tx.run("UPDATE session SET renewed_at = renewed_at - ? WHERE live = 0", (shift,)))
     store.run_upkeep()
     assert rows(store, "txn", "marker", "session") == {"txn": 1, "marker": 30, "session": 0}
     assert store.transaction_status(open_one.id) is hw.TransactionStatus.OPEN
-    store._engine.write(lambda tx: tx.run("UPDATE marker SET committed_at = committed_at - ? WHERE owner <> 'owner3'", (47 * shift,)))
+    store._engine.database.write(
+        lambda tx: tx.run("UPDATE marker SET committed_at = committed_at - ? WHERE owner <> 'owner3'", (47 * shift,))
+    )
     store.run_upkeep()
     assert rows(store, "marker") == {"marker": 1} and store.marker("owner3") == hw.Marker("owner3", 1)
     open_one.abort()
 
 
 @on_sqlite
-def test_forgetting_looks_only_at_what_is_over(store: hw.Store) -> None:
+def test_forgetting_looks_only_at_what_is_over(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A week of transactions must not be looked through under the lock each time."""
     database = store._engine.database
     condition = "state IN ('committed', 'aborted') AND expires_at < now_us() - ? AND ended_at < now_us() - ?"
@@ -391,11 +389,13 @@ def test_forgetting_looks_only_at_what_is_over(store: hw.Store) -> None:
     for number in range(3):
         with store.transaction() as tx:
             tx.write(store.create_stream(f"g/{number}").name, b"x")
-    session = store._engine.write(sessions.begin_session, "a test")
-    store._engine.write(lambda tx: tx.run("INSERT INTO lease VALUES ('upkeep', ?, 'a test', 0, now_us())", (session,)))
-    assert store._engine.write(objects.prune, session, 60_000_000, 60_000_000, 100) == 0
-    assert store._engine.write(objects.prune, session, -60_000_000, -60_000_000, 2) == 2
-    store._engine.write(lambda tx: tx.run("DELETE FROM lease"))
+    session = store._engine.run(sessions.begin_session, "a test")
+    store._engine.database.write(lambda tx: tx.run("INSERT INTO lease VALUES ('upkeep', ?, 'a test', 0, now_us())", (session,)))
+    assert store._engine.run(objects.prune, session) == 0
+    monkeypatch.setattr(objects, "_KEPT_US", -60_000_000)
+    monkeypatch.setattr(objects, "_PRUNED_ROWS", 2)
+    assert store._engine.run(objects.prune, session) == 2
+    store._engine.database.write(lambda tx: tx.run("DELETE FROM lease"))
 
 
 def test_rows_stay_flat_while_a_stream_is_written_tiered_and_truncated_for_long(store: hw.Store) -> None:
@@ -428,7 +428,7 @@ def test_inline_blocks_that_a_killed_tiering_left_behind_go_also_with_their_stre
     assert rows(store, "inline_block") == {"inline_block": 0}
 
     def put_back() -> None:
-        store._engine.write(lambda tx: tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks))
+        store._engine.database.write(lambda tx: tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", blocks))
 
     put_back()
     assert check_store(store).ok, "they are garbage, not damage"
@@ -446,15 +446,14 @@ def test_deleting_much_is_done_in_slices_by_rows_and_by_bytes(store: hw.Store, m
     stream = store.create_stream("g/x")
     write(stream, 30, b"." * 200)
     deleted: list[int] = []
-    change = store._engine.write_once
 
-    def counted(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def counted(name: str, run: Callable[[], Any]) -> Any:
         before = rows(store, "inline_block")["inline_block"]
-        result = change(work, *args, **kwargs)
+        result = run()
         deleted.append(before - rows(store, "inline_block")["inline_block"])
         return result
 
-    monkeypatch.setattr(store._engine, "write_once", counted)
+    intercept(monkeypatch, store, counted)
     stream.truncate(stream.tail())
     assert sum(deleted) == 30 and 1 < max(deleted) < 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,12 +12,13 @@ import psycopg
 import pytest
 
 import headwater as hw
-from headwater.catalog import tags
+from headwater.catalog import sessions, tags
 from headwater.catalog.database import Tx
 from headwater.segments.engine import Engine
 from headwater.segments.read import SegmentCursor
-from headwater.streams import reading, retention, truncation
+from headwater.streams import reading, retention
 from tests.crash.processes import PATIENCE_SECONDS, Place
+from tests.operations import intercept
 
 KIB = 1024
 EVENT = b"." * 1000
@@ -42,8 +44,9 @@ def numbers(stream: hw.Stream, start: Any = None, end: Any = None) -> list[int]:
 def retain(store: hw.Store, now: datetime | None = None) -> list[str]:
     """As upkeep does, at a time of the test's choice; returns what stood in the way."""
     notes: list[str] = []
-    now_us = store._engine.database.query("SELECT now_us()")[0][0]
-    retention.retain(store._engine, now_us if now is None else int(now.timestamp() * 1_000_000), notes.append)
+    now_us = store._engine.run(sessions.get_time) if now is None else int(now.timestamp() * 1_000_000)
+    with store._upkeep._alone():
+        retention.retain(store._engine, store._upkeep._live_session(), now_us, notes.append)
     return notes
 
 
@@ -178,14 +181,14 @@ def test_a_group_that_goes_back_while_retention_decides_keeps_what_it_goes_back_
 ) -> None:
     stream, group = half_read(store)
     head = stream.head()
-    real = truncation.truncate
 
-    def go_back_first(*args: Any) -> None:
-        group.reset(head)
-        real(*args)
+    def go_back_first(name: str, run: Callable[[], Any]) -> Any:
+        if name == "retention.truncate_consumed":
+            group.reset(head)
+        return run()
 
     with monkeypatch.context() as patch:
-        patch.setattr(truncation, "truncate", go_back_first)
+        intercept(patch, store, go_back_first)
         retain(store)
     assert numbers(stream) == list(range(6))
     with group.reader("r") as reader:
@@ -504,7 +507,7 @@ def test_a_hold_of_what_a_tag_keeps_outlives_the_tag(
         "time": lambda other: other.run_upkeep(),
     }
     if end == "time":
-        store._engine.write(lambda tx: tx.run("UPDATE tag SET expires_at = 0"))
+        store._engine.database.write(lambda tx: tx.run("UPDATE tag SET expires_at = 0"))
     with place.open() as other, psycopg.connect(catalog_url, autocommit=True) as connection:
         ending = threading.Thread(target=ends[end], args=(other,))
         real = tags.hold

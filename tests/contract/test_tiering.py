@@ -18,6 +18,7 @@ import pyarrow.types as pt
 import pytest
 
 import headwater as hw
+from headwater.catalog import tiers
 from headwater.catalog.extents import BLOCK, PARQUET
 from headwater.check import check_store
 from headwater.model.schemas import check_schema
@@ -928,7 +929,7 @@ def test_an_object_store_is_tiered_compacted_and_cleaned(tmp_path: Path, postgre
 
 @pytest.mark.parametrize("case", ["a job is never finished", "the first is truncated meanwhile", "in the wrong order"])
 def test_a_job_whose_predecessor_is_not_in_place_takes_nothing_away(store: hw.Store, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    monkeypatch.setattr(tiering, "CHUNK_EXTENTS", 5)
+    monkeypatch.setattr(tiers, "CHUNK_EXTENTS", 5)
     stream = store.create_stream("t/jobs")
     with stream.writer() as writer:
         for number in range(12):

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater.catalog import leases, sessions, tiers
+from headwater.catalog import leases, objects, sessions, tiers
+from headwater.catalog.operations import Operation
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.check import check_store
 from headwater.runtime import failpoints
-from headwater.segments import tiering
 from headwater.streams import garbage, retention, upkeep
 from tests.crash.processes import Place, wait_until
+from tests.operations import fence_all, intercept
 
 # Threads, leases and time-outs: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -50,7 +51,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 def holder(store: hw.Store) -> str | None:
-    return store._engine.look(leases.find_holder)
+    return store._engine.run(leases.find_holder)
 
 
 def chunks(store: hw.Store) -> int:
@@ -69,6 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(upkeep, "_GARBAGE_SECONDS", 0.05)
     monkeypatch.setattr(upkeep, "TIER_EXTENTS", 5)
     monkeypatch.setattr(upkeep, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(leases, "_LEASE_US", 600_000)
     yield
     failpoints.arm("")
 
@@ -119,7 +121,7 @@ def test_the_background_tiers_by_bytes_age_and_seal(place: Place, quick: None, r
 
 @on_sqlite
 def test_a_long_backlog_is_tiered_without_waiting_for_more_events(place: Place, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "CHUNK_EXTENTS", 6)
+    monkeypatch.setattr(tiers, "CHUNK_EXTENTS", 6)
     with place.open(create=True) as store:
         write(store.create_stream("u/x"), 40)
     with background(place) as store:
@@ -198,7 +200,7 @@ from headwater.catalog import leases
 from headwater.streams import upkeep
 upkeep.UPKEEP_DELAY_SECONDS = 0.01
 store = hw.open(sys.argv[1])
-while store._engine.look(leases.find_holder) is None:
+while store._engine.run(leases.find_holder) is None:
     time.sleep(0.01)
 print(time.time(), flush=True)
 """
@@ -220,15 +222,15 @@ def test_a_log_that_can_not_be_read_is_left_alone_for_a_while_and_said_once(
         write(store.create_stream("u/hurt"), 10)
         write(store.create_stream("u/well"), 10)
         log = store._engine.database.query("SELECT log FROM segment ORDER BY log")[0]
-        store._engine.write(lambda tx: tx.run("UPDATE extent SET crc = crc + 1 WHERE log = ? AND first = 3", log))
+        store._engine.database.write(lambda tx: tx.run("UPDATE extent SET crc = crc + 1 WHERE log = ? AND first = 3", log))
     tried: list[int] = []
-    list_blocks = tiers.list_blocks
+    list_blocks = tiers.list_blocks.function
 
-    def counted(tx: Any, log: int, start: int, limit: int) -> Any:
+    def counted(tx: Any, log: int, start: int) -> Any:
         tried.append(log)
-        return list_blocks(tx, log, start, limit)
+        return list_blocks(tx, log, start)
 
-    monkeypatch.setattr(tiers, "list_blocks", counted)
+    monkeypatch.setattr(tiers.list_blocks, "function", counted)
     with caplog.at_level(logging.WARNING), background(place) as store:
         wait_until(lambda: chunks(store) >= 1)
         rounds = store._upkeep.totals.seconds
@@ -247,16 +249,15 @@ def test_the_background_waits_and_goes_on_when_the_catalog_was_out_of_reach(
     with background(place) as store:
         stream = store.create_stream("u/x")
         wait_until(lambda: store._upkeep._is_held)
-        look = store._engine.read
         failures: list[int] = []
 
-        def fail(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if work is tiers.list_backlogs and len(failures) < 5:
+        def fail(name: str, run: Callable[[], Any]) -> Any:
+            if name == "tiers.list_backlogs" and len(failures) < 5:
                 failures.append(1)
                 raise hw.UnavailableError("out of reach") if len(failures) % 2 else RuntimeError("what nobody thought of")
-            return look(work, *args, **kwargs)
+            return run()
 
-        monkeypatch.setattr(store._engine, "read", fail)
+        intercept(monkeypatch, store, fail)
         write(stream, 8)
         wait_until(lambda: chunks(store) == 1)
         assert len(failures) == 5
@@ -325,7 +326,7 @@ def test_of_two_upkeeps_at_once_the_older_is_fenced_before_its_swap_and_nothing_
 
         def take_over(key: str, produce: Any) -> None:
             written(key, produce)
-            store._engine.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
+            store._engine.database.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
             assert store.run_upkeep().events_tiered == 10
 
         storage.write = take_over  # type: ignore[method-assign]
@@ -343,11 +344,11 @@ def test_an_upkeep_that_lost_its_lease_forgets_no_rows(place: Place, store: hw.S
     with place.open() as zombie:
         storage = zombie._engine.storage
         delete = storage.delete
-        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        fence_all(store._engine.database)
 
         def take_over(keys: Any) -> None:
             storage.delete = delete  # type: ignore[method-assign]
-            store._engine.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
+            store._engine.database.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
             assert store._upkeep._take(by_hand=True) is None
             delete(keys)
 
@@ -366,7 +367,7 @@ def test_a_fenced_background_goes_on_with_a_new_session(place: Place, quick: Non
         stream = store.create_stream("u/x")
         wait_until(lambda: store._upkeep._is_held)
         first = store._upkeep._session
-        store._engine.write(lambda tx: tx.run("DELETE FROM lease"))
+        store._engine.database.write(lambda tx: tx.run("DELETE FROM lease"))
         write(stream, 8)
         wait_until(lambda: chunks(store) == 1)
         assert store._upkeep._session not in (None, first)
@@ -388,7 +389,7 @@ def test_a_background_that_was_fenced_leaves_the_lease_to_one_who_waits_to_do_it
             give_up()
 
         monkeypatch.setattr(own, "_give_up", slowly)
-        store._engine.write(lambda tx: tx.run("DELETE FROM lease"))
+        store._engine.database.write(lambda tx: tx.run("DELETE FROM lease"))
         assert fenced.wait(10)
         with store.pause_upkeep():
             time.sleep(0.4)
@@ -398,26 +399,31 @@ def test_a_background_that_was_fenced_leaves_the_lease_to_one_who_waits_to_do_it
 # Lost answers.
 
 
-@pytest.mark.parametrize("function", ["swap", "take", "begin_session", "forget", "prune", "work"])
-def test_an_answer_that_is_lost_after_its_commit_changes_nothing(store: hw.Store, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is given to `write_once` is run again: what it did is done once, or found changed and left."""
+@pytest.mark.parametrize(
+    "operation",
+    [tiers.swap, leases.take, sessions.begin_session, objects.forget, objects.prune, leases.give_up],
+    ids=lambda operation: operation.name,
+)
+def test_an_operation_whose_answer_is_lost_runs_again_and_changes_nothing(
+    store: hw.Store, operation: Operation[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert operation.repeatable
     stream = store.create_stream("u/x")
     write(stream, 20, padding=b"." * 7000)
     write(stream, 3, start=20, padding=b"." * 100_000)
-    once = store._engine.write_once
     lost: list[str] = []
 
-    def losing(change: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if change.__name__ == function and not lost:
-            lost.append(function)
-            once(change, *args, **kwargs)
-        return once(change, *args, **kwargs)
+    def losing(name: str, run: Callable[[], Any]) -> Any:
+        if name == operation.name and not lost:
+            lost.append(name)
+            run()
+        return run()
 
-    monkeypatch.setattr(store._engine, "write_once", losing)
-    store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+    intercept(monkeypatch, store, losing)
+    fence_all(store._engine.database)
     for _ in range(3):
         assert store.run_upkeep().problems == ()
-    assert lost == [function]
+    assert lost == [operation.name]
     assert values(stream) == numbered(23)
     assert chunks(store) >= 1
     report = check_store(store)
@@ -471,7 +477,7 @@ def repeat_last_block(store: hw.Store, stream: hw.Stream, count: int) -> None:
         tx.defer("INSERT INTO inline_block (log, first, data) VALUES (?, ?, ?)", [(log, first, data) for first in firsts])
         tx.run("UPDATE segment SET tail = tail + ?, bytes = bytes + ? WHERE log = ?", (count, count * length, log))
 
-    store._engine.write(work)
+    store._engine.database.write(work)
 
 
 @pytest.mark.slow
@@ -513,13 +519,13 @@ def test_by_hand_never_goes_on_with_a_session_that_was_fenced(place: Place, stor
     # It stands still, and another one takes over: what the first stores from now on is an orphan to it.
     store._heart.close()
     with place.open() as other:
-        other._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        fence_all(other._engine.database)
         real = failpoints.reach
 
         def collect_orphans_meanwhile(name: str) -> None:
             real(name)
             if name == "tier.written":
-                session = other._engine.write(sessions.begin_session, "another")
+                session = other._engine.run(sessions.begin_session, "another")
                 monkeypatch.setattr(leases, "hold", lambda tx, session: None)
                 garbage.collect_orphans(other._engine, session, pytest.fail)
                 monkeypatch.setattr(leases, "hold", real_hold)
@@ -534,15 +540,16 @@ def test_by_hand_never_goes_on_with_a_session_that_was_fenced(place: Place, stor
 def test_a_session_that_was_fenced_changes_nothing_though_it_has_the_lease(store: hw.Store) -> None:
     write(store.create_stream("u/events"), 20)
     with store.pause_upkeep(), pytest.raises(hw.FencedError):
-        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        fence_all(store._engine.database)
         chunks_made = store._upkeep._chunks()
-        (backlog,) = store._engine.read(tiers.list_backlogs)
+        (backlog,) = store._engine.run(tiers.list_backlogs)
         chunks_made.tier(store.stream("u/events")._ref, backlog)
     assert chunks(store) == 0
 
 
 def test_a_pause_that_was_lost_says_so(place: Place, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "LEASE_SECONDS", 0.2)
+    monkeypatch.setattr(leases, "_LEASE_US", 200_000)
     with place.open() as other, pytest.raises(hw.FencedError, match="the pause ended before its block"), store.pause_upkeep():
         store._heart.close()
         rounds = other.upkeep_rounds(0.05)
@@ -553,15 +560,16 @@ def test_retention_that_was_under_way_goes_no_further_in_a_pause(place: Place, s
     names = ("u/one", "u/two")
     for name in names:
         write(store.create_stream(name, retention=hw.Retention.by_size(100)), 20, padding=bytes(100))
-    real, arrived, may_go_on = retention._truncate, threading.Event(), threading.Event()
+    arrived, may_go_on = threading.Event(), threading.Event()
 
-    def wait_and_truncate(*args: Any) -> bool:
-        arrived.set()
-        assert may_go_on.wait(60)
-        return real(*args)
+    def truncate_late(name: str, run: Callable[[], Any]) -> Any:
+        if name == "retention.truncate_retained":
+            arrived.set()
+            assert may_go_on.wait(60)
+        return run()
 
-    monkeypatch.setattr(retention, "_truncate", wait_and_truncate)
     with place.open() as other:
+        intercept(monkeypatch, other, truncate_late)
         background = threading.Thread(target=lambda: next(other.upkeep_rounds(60)))
         background.start()
         assert arrived.wait(60)
@@ -572,22 +580,22 @@ def test_retention_that_was_under_way_goes_no_further_in_a_pause(place: Place, s
 
 
 def test_a_beat_of_the_session_before_takes_nothing_from_the_next(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, engine = store._upkeep, store._engine
+    own = store._upkeep
     at_renewal, may_go_on = threading.Event(), threading.Event()
-    real, real_round = engine.write_once, own._round
+    real_round = own._round
 
-    def write_once(change: Any, *args: Any, **options: Any) -> Any:
-        if change is leases.renew:
+    def renew_late(name: str, run: Callable[[], Any]) -> Any:
+        if name == "leases.renew":
             at_renewal.set()
             assert may_go_on.wait(60)
-        return real(change, *args, **options)
+        return run()
 
     def round_after_the_beat(*, eager: bool) -> Any:
         may_go_on.set()
         beat.join()
         return real_round(eager=eager)
 
-    monkeypatch.setattr(engine, "write_once", write_once)
+    intercept(monkeypatch, store, renew_late)
     monkeypatch.setattr(own, "_round", round_after_the_beat)
     with store.pause_upkeep():
         beat = threading.Thread(target=own._beat)

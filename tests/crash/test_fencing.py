@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import headwater as hw
-from headwater.catalog import sessions
 from headwater.storage import layout
 from tests.crash.processes import Crew, Place
 from tests.crash.workers import obey
+from tests.operations import fence_all
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ FLUSHES = [pytest.param(b"", "append.encoded", id="inline"), pytest.param(LARGE,
 
 def _fence_all(store: hw.Store) -> int:
     """As upkeep does, but with a lease so short that every session is over it."""
-    return len(store._engine.write(sessions.fence_expired_sessions, -1_000_000))
+    return len(fence_all(store._engine.database))
 
 
 def _values(store: hw.Store) -> list[bytes]:

@@ -173,7 +173,7 @@ def test_a_transaction_is_renewed_and_asked_for(lossy: Lossy) -> None:
     late = lossy.store.transaction(lease=0.2, auto_renew=False)
     late.write(STREAM, b"late")
     late.flush()
-    wait_until(lambda: lossy.store._engine.read(transactions.find_state, late.id) is None)
+    wait_until(lambda: lossy.store._engine.run(transactions.find_state, late.id) is None)
     assert lossy.lose(lossy.store.transaction_status, late.id) is hw.TransactionStatus.ABORTED
 
 

@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import pytest
 
 import headwater as hw
-from headwater.catalog import sessions
 from headwater.catalog.database import NO_NEWS, News, Row, Statement
 from headwater.segments import flush as flush_module
 from tests.crash.processes import Place, wait_until
+from tests.operations import fence_all
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ def test_a_lost_answer_is_found_also_when_the_session_was_fenced_after_the_commi
     catalog = LosesAnswers(store)
 
     def fence() -> None:
-        assert store._engine.database.write(lambda tx: sessions.fence_expired_sessions(tx, -1_000_000))
+        assert fence_all(store._engine.database)
 
     with store.stream(STREAM).writer(id) as writer:
         catalog.lose(meanwhile=fence)
@@ -155,7 +155,7 @@ def test_a_lost_answer_is_found_also_when_the_session_is_due_for_renewal_and_fen
     catalog = LosesAnswers(store)
 
     def fence() -> None:
-        assert store._engine.database.write(lambda tx: sessions.fence_expired_sessions(tx, -1_000_000))
+        assert fence_all(store._engine.database)
         monkeypatch.setattr(flush_module, "SESSION_SECONDS", 0.0)
 
     with store.stream(STREAM).writer(id) as writer:

@@ -7,11 +7,12 @@ import time
 import pytest
 
 import headwater as hw
-from headwater.catalog import leases, sessions
+from headwater.catalog import leases
 from headwater.check import check_store
 from headwater.streams import upkeep
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.upkeep_workers import tend_by_hand, tend_in_background
+from tests.operations import fence_all
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +79,8 @@ def test_a_holder_that_was_stopped_and_goes_on_after_a_takeover_changes_nothing(
         zombie = crew.start(tend_by_hand, place, f"{failpoint}=stop")
         zombie.wait_until_stopped()
 
-        wait_until(lambda: store._engine.look(leases.find_holder) is None)
-        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        wait_until(lambda: store._engine.run(leases.find_holder) is None)
+        fence_all(store._engine.database)
         _write(store, 2 * COUNT, 3)
         expected += range(2 * COUNT, 2 * COUNT + 3)
         store.run_upkeep()
@@ -95,7 +96,7 @@ def test_a_holder_that_was_stopped_and_goes_on_after_a_takeover_changes_nothing(
         assert zombie.wait() == 0
         store.run_upkeep()
         assert _numbers(store) == expected
-        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        fence_all(store._engine.database)
         store.run_upkeep()
         assert check_store(store).unused_count == 0
 
@@ -106,12 +107,12 @@ def test_a_stopped_background_that_goes_on_takes_its_turn_again(place: Place, st
         assert background.hear() == "holds"
         _write(store, COUNT, COUNT)
         background.wait_until_stopped()
-        wait_until(lambda: store._engine.look(leases.find_holder) is None)
-        store._engine.write(sessions.fence_expired_sessions, -1_000_000)
+        wait_until(lambda: store._engine.run(leases.find_holder) is None)
+        fence_all(store._engine.database)
         first = store._engine.database.query("SELECT session FROM lease")
         store.run_upkeep()
         background.go_on()
-        wait_until(lambda: store._engine.look(leases.find_holder) is not None)
+        wait_until(lambda: store._engine.run(leases.find_holder) is not None)
         assert store._engine.database.query("SELECT session FROM lease") != first, "with a session that lives"
         live = store._engine.database.query("SELECT live FROM session WHERE id = (SELECT session FROM lease)")
         assert live == [(1,)]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.catalog import sessions
 from headwater.check import check_store
 from headwater.runtime import failpoints
 from tests.crash.processes import Crew, Place
 from tests.crash.upkeep_workers import BYTES, EVENTS, SHORT, TYPED, create_streams, tend
+from tests.operations import fence_all
 from tests.s3server import BUCKET, S3Server, running_s3
 
 pytestmark = pytest.mark.slow
@@ -98,8 +98,8 @@ def check(store: hw.Store, acked: list[tuple[str, str]], when: str) -> None:
 
 def clean_up(store: hw.Store) -> None:
     """Two rounds of upkeep, when the dead are known to be dead: nothing is left that nothing needs."""
-    store._engine.write(sessions.fence_expired_sessions, -1_000_000)
-    store._engine.write(lambda tx: tx.run("UPDATE txn SET expires_at = 0 WHERE state IN ('open', 'committing')"))
+    fence_all(store._engine.database)
+    store._engine.database.write(lambda tx: tx.run("UPDATE txn SET expires_at = 0 WHERE state IN ('open', 'committing')"))
     for _ in range(2):
         assert store.run_upkeep().problems == ()
     report = check_store(store)

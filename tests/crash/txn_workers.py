@@ -68,7 +68,7 @@ def _do(channel: Connection, store: hw.Store, job: Job, run: int) -> None:
         late = store.transaction(auto_renew=False)
         _write(channel, store, job, late, f"{job.number:02d}.{run}a")
         # As if its lease had run out, which would take a while.
-        store._engine.write_once(lambda tx: tx.run("UPDATE txn SET expires_at = 0 WHERE id = ?", (late.id,)))
+        store._engine.database.write(lambda tx: tx.run("UPDATE txn SET expires_at = 0 WHERE id = ?", (late.id,)))
         store.run_upkeep()
     with store.transaction(marker=marker) as tx:
         _write(channel, store, job, tx, f"{job.number:02d}.{run}b")

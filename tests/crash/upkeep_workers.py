@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import pyarrow as pa
 
 import headwater as hw
+from headwater.catalog import leases
 from headwater.runtime import failpoints
 from headwater.streams import upkeep
 from tests.crash.processes import Place
@@ -29,6 +30,7 @@ def tend(channel: Connection, place: Place, spec: str, seed: int, run: int) -> N
     """Rounds of writing and of everything that makes work for upkeep, each followed by a round of it."""
     # A short lease: the next one need not wait long for what a killed one held.
     vars(upkeep).update(LEASE_SECONDS=0.3)
+    vars(leases).update(_LEASE_US=300_000)
     rng = random.Random(seed * 10 + run)
     with place.open() as store:
         create_streams(store)
@@ -83,6 +85,7 @@ def _stir(store: hw.Store, rng: random.Random, turn: int, tag: str) -> None:
 def tend_in_background(channel: Connection, place: Place, spec: str = "") -> None:
     """Do the upkeep in the background, quickly, until killed."""
     vars(upkeep).update(UPKEEP_DELAY_SECONDS=0.01, _ROUND_SECONDS=0.02, LEASE_SECONDS=1.0, TIER_EXTENTS=20)
+    vars(leases).update(_LEASE_US=1_000_000)
     failpoints.arm(spec)
     with hw.open(place.url, catalog=place.catalog, storage_options=place.options) as store:
         while not store._upkeep._is_held:
@@ -94,6 +97,7 @@ def tend_in_background(channel: Connection, place: Place, spec: str = "") -> Non
 def tend_by_hand(channel: Connection, place: Place, spec: str) -> None:
     """One round by hand, with a short lease; says how it ended."""
     vars(upkeep).update(LEASE_SECONDS=1.0)
+    vars(leases).update(_LEASE_US=1_000_000)
     failpoints.arm(spec)
     with place.open() as store:
         try:

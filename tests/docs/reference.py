@@ -23,7 +23,7 @@ Every public name with what it promises, made from the code by `python -m tests.
 shows them at work.
 """
 _SECTIONS = {
-    "Store": ["open", "Store", "Cut", "UpkeepReport"],
+    "Store": ["open", "Store", "Cut", "UpkeepReport", "Metrics", "OperationMetrics"],
     "Streams": [
         "Stream",
         "Segment",

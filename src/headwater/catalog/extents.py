@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headwater.catalog.database import Database, Row, Statement, Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
 from headwater.catalog.streams import StreamRow, to_stream_and_segment, with_segment
 from headwater.errors import CorruptDataError
+from headwater.model.limits import SLICE_ROWS
 from headwater.model.names import StreamName
 
 #: What an extent is: a block as it was appended, a Parquet chunk, or raw bytes in a chunk.
@@ -253,16 +255,17 @@ def _gaps(ranges: list[tuple[int, int]], below: int) -> list[tuple[int, int]]:
     return [*(gap for gap in found if gap[0] < gap[1]), *([(at, below)] if at < below else [])]
 
 
-def delete_dead_extents(tx: Tx, limit: int) -> int:
-    """Delete up to `limit` extents that nothing needs of logs that have no segment; returns how many rows went."""
-    part = _Slice(limit)
+@operation("commit", repeatable=True)
+def delete_dead_extents(tx: Tx) -> int:
+    """Delete up to SLICE_ROWS extents that nothing needs of logs that have no segment; returns how many rows went."""
+    part = _Slice(SLICE_ROWS)
     for (log,) in tx.run("SELECT log FROM dead_log ORDER BY log"):
         _delete_below(tx, log, _END, part)
         if part.is_full:
             break
         if not tx.run("SELECT 1 FROM extent WHERE log = ? LIMIT 1", (log,)):
             # Those that tiering left behind.
-            left = part.take(tx.run("SELECT first, 1 << 16 FROM inline_block WHERE log = ? ORDER BY first LIMIT ?", (log, limit)))
+            left = part.take(tx.run("SELECT first, 1 << 16 FROM inline_block WHERE log = ? ORDER BY first LIMIT ?", (log, SLICE_ROWS)))
             tx.defer("DELETE FROM inline_block WHERE log = ? AND first = ?", [(log, row[0]) for row in left])
             part.gone += len(left) + 1
             if part.is_full:
@@ -272,9 +275,10 @@ def delete_dead_extents(tx: Tx, limit: int) -> int:
     return part.gone
 
 
-def delete_unneeded(tx: Tx, limit: int) -> int:
-    """Delete up to `limit` extents below the heads of their segments, all of them in dropped ones; returns how many went."""
-    part = _Slice(limit)
+@operation("commit", repeatable=True)
+def delete_unneeded(tx: Tx) -> int:
+    """Delete up to SLICE_ROWS extents below the heads of their segments, all of them in dropped ones; returns how many went."""
+    part = _Slice(SLICE_ROWS)
     # Behind the head nothing is looked at: this runs under the lock, and a log may have many.
     rows = tx.run(
         "SELECT s.log, s.head, s.dropped FROM segment s WHERE s.dropped = 1 OR (s.head > 0 AND EXISTS "

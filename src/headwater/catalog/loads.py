@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KeyRange
@@ -43,12 +44,14 @@ class LongCommit(NamedTuple):
     tails: dict[int, int]
 
 
+@operation("statement")
 def list_scaled_streams(tx: Tx) -> list[int]:
     """The open streams that scale by rate."""
     rows = tx.run("SELECT id FROM stream WHERE sealed_at IS NULL AND kind = 'events' AND scaling LIKE '%rate\"%' ORDER BY id")
     return [row[0] for row in rows]
 
 
+@operation("statement")
 def find_sample(tx: Tx, stream: int) -> Sample | None:
     rows = tx.run("SELECT sampled_at, state FROM stream_load WHERE stream = ?", (stream,))
     return Sample(*rows[0]) if rows else None
@@ -108,6 +111,7 @@ class Saved(NamedTuple):
     rates: str | None
 
 
+@operation("commit", repeatable=True)
 def save_samples(tx: Tx, samples: Sequence[Saved]) -> set[int]:
     """Save what nobody else sampled meanwhile; returns the streams for which that was so."""
     marks = ", ".join("?" * len(samples))
@@ -144,27 +148,29 @@ def _note_rates(tx: Tx, stream: int, now_us: int, rates: str) -> None:
     )
 
 
-def apply_changes(tx: Tx, stream: StreamRow, changes: Sequence[Change], now_us: int) -> list[tuple[int, ...]]:
+@operation("commit", repeatable=True)
+def apply_changes(tx: Tx, stream: int, epoch: int, scaling: str, changes: Sequence[Change], now_us: int) -> list[tuple[int, ...]]:
     """Split and merge, as one epoch, and note why; returns the new numbers of each change.
 
-    ConflictError and its kind if the stream was scaled, sealed, deleted or given another policy since `stream` was read.
+    They were decided from an epoch and a policy: ConflictError and its kind if the stream was scaled, sealed, deleted or given another
+    policy since then.
     """
-    current = streams.lock_stream(tx, stream.id)
-    # Another policy means another decision; an epoch that nobody has lets the replacement refuse, with its reasons.
-    epoch = stream.epoch if current.scaling == stream.scaling else -1
+    current = streams.lock_stream(tx, stream)
+    # Another policy means another decision. No stream has this epoch, so the replacement refuses it, with its reasons.
+    epoch = epoch if current.scaling == scaling else -1
     ranges: list[KeyRange] = [keys for change in changes for keys in change.ranges]
     seal = [number for change in changes for number in change.seal]
-    numbers = iter(segments.replace_segments(tx, stream.id, epoch=epoch, seal=seal, ranges=ranges))
+    numbers = iter(segments.replace_segments(tx, stream, epoch=epoch, seal=seal, ranges=ranges))
     made = [tuple(next(numbers) for _ in change.ranges) for change in changes]
     noted = [
         {"kind": change.kind, "sealed": list(change.seal), "made": list(some), "reason": change.reason}
         for change, some in zip(changes, made, strict=True)
     ]
-    tx.run("INSERT INTO scale_event (stream, epoch, at, changes) VALUES (?, ?, ?, ?)", (stream.id, epoch + 1, now_us, json.dumps(noted)))
+    tx.run("INSERT INTO scale_event (stream, epoch, at, changes) VALUES (?, ?, ?, ?)", (stream, epoch + 1, now_us, json.dumps(noted)))
     tx.run(
         "DELETE FROM scale_event WHERE stream = ? AND epoch <= (SELECT epoch FROM scale_event WHERE stream = ? "
         "ORDER BY epoch DESC LIMIT 1 OFFSET ?)",
-        (stream.id, stream.id, _KEPT_EVENTS),
+        (stream, stream, _KEPT_EVENTS),
     )
     return made
 

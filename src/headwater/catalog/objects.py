@@ -12,6 +12,13 @@ from typing import NamedTuple
 
 from headwater.catalog.database import Tx
 from headwater.catalog.leases import hold
+from headwater.catalog.operations import operation
+from headwater.model.limits import KEPT_SECONDS, MARKER_SECONDS, SLICE_ROWS
+
+_KEPT_US = int(KEPT_SECONDS * 1_000_000)
+_MARKER_US = int(MARKER_SECONDS * 1_000_000)
+#: Rows of each kind that `prune` deletes under one lock.
+_PRUNED_ROWS = SLICE_ROWS // 4
 
 
 class ObjectRow(NamedTuple):
@@ -46,6 +53,7 @@ def find_newest(tx: Tx, first: int, last: int) -> int | None:
     return tx.run("SELECT max(id) FROM object WHERE id BETWEEN ? AND ?", (first, last))[0][0]  # type: ignore[no-any-return]
 
 
+@operation("read")
 def find_known(tx: Tx, ids: Sequence[int], staged: Sequence[str]) -> frozenset[str]:
     """Return the keys of the objects that have a row, of one page of a listing: sessions' objects by id, staged objects by key."""
     # Only the rows of staged objects, whose ids are negative, are indexed by key: an index of all rows would slow every append.
@@ -57,35 +65,42 @@ def find_known(tx: Tx, ids: Sequence[int], staged: Sequence[str]) -> frozenset[s
     return frozenset(known)
 
 
+@operation("commit", repeatable=True)
 def note_dead(tx: Tx, session: int, ids: list[int]) -> None:
     """Note that these are garbage, from now on."""
     hold(tx, session)
     tx.defer("UPDATE object SET dead_at = now_us() WHERE id = ? AND dead_at IS NULL", [(id,) for id in ids])
 
 
+@operation("commit", repeatable=True)
 def forget(tx: Tx, session: int, ids: list[int]) -> None:
     """Delete the rows of objects that are gone."""
     hold(tx, session)
     tx.defer("DELETE FROM object WHERE id = ?", [(id,) for id in ids])
 
 
-def prune(tx: Tx, session: int, kept_us: int, markers_us: int, limit: int) -> int:
-    """Forget transactions that ended long ago, sessions fenced long ago, and markers of pipelines long gone; returns how many rows."""
+@operation("commit", repeatable=True)
+def prune(tx: Tx, session: int) -> int:
+    """Forget some of the transactions and sessions that ended KEPT_SECONDS ago, and of the markers not committed for MARKER_SECONDS.
+
+    Returns how many rows went, 0 at the end.
+    """
     hold(tx, session)
     gone = 0
     for table, key, condition, age in (
         # By the index on `expires_at`, which is about when it ended: those that stay are not looked at.
-        ("txn", "id", "state IN ('committed', 'aborted') AND expires_at < now_us() - ? AND ended_at < now_us() - ?", kept_us),
-        ("session", "id", "live = 0 AND renewed_at < now_us() - ?", kept_us),
-        ("marker", "owner", "committed_at > 0 AND committed_at < now_us() - ?", markers_us),
+        ("txn", "id", "state IN ('committed', 'aborted') AND expires_at < now_us() - ? AND ended_at < now_us() - ?", _KEPT_US),
+        ("session", "id", "live = 0 AND renewed_at < now_us() - ?", _KEPT_US),
+        ("marker", "owner", "committed_at > 0 AND committed_at < now_us() - ?", _MARKER_US),
     ):
         ages = [age] * condition.count("?")
         # The condition twice, for PostgreSQL: a marker may be committed again between the look and the deletion.
         sql = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT ?) AND {condition} RETURNING {key}"
-        gone += len(tx.run(sql, (*ages, limit, *ages)))
+        gone += len(tx.run(sql, (*ages, _PRUNED_ROWS, *ages)))
     return gone
 
 
+@operation("commit", repeatable=True)
 def bury(tx: Tx, session: int, transactions: Sequence[str]) -> None:
     """Enter transactions that were never begun as aborted, so that they never will be committed."""
     hold(tx, session)

@@ -14,6 +14,7 @@ from headwater.catalog.database import Database, Row, Statement, Tx
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: How an operation runs. "statement": one call of `run` or `run_all`, outside any transaction. "read": over one consistent look.
 #: "commit": in a transaction, which is durable on return. "database": with the database itself, for a commit that may take one round trip.
@@ -31,14 +32,14 @@ class Right(NamedTuple):
         return f"{self.verb} {self.argument}"
 
 
-class Operation(Generic[P, T]):
+class Operation(Generic[P, T_co]):
     """A declared function. Catalog functions call each other through it with their own `Tx`; all others give it to `Engine.run`.
 
     `repeatable`: if the answer to its commit is lost, it runs again, and recognises what it did. Without a right it is never offered to
     remote clients: a right is declared only where the operation checks each of its arguments itself.
     """
 
-    def __init__(self, function: Callable[..., T], how: How, repeatable: bool, right: Right | None) -> None:
+    def __init__(self, function: Callable[..., T_co], how: How, repeatable: bool, right: Right | None) -> None:
         self.function = function
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__.lstrip('_')}"
         self.how = how
@@ -49,7 +50,7 @@ class Operation(Generic[P, T]):
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
 
-    def __call__(self, tx: Tx, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, tx: Tx, *args: P.args, **kwargs: P.kwargs) -> T_co:
         return self.function(tx, *args, **kwargs)
 
 
@@ -135,6 +136,6 @@ class _OneStatement:
 
 
 def documented() -> Iterator[tuple[str, str, str, str]]:
-    """(name, how it runs, whether it may be repeated, its right) of each operation, for the documentation."""
-    for found in list_operations():
+    """(name, how it runs, whether it may be repeated, its right) of each operation of the package, for the documentation."""
+    for found in (found for found in list_operations() if found.function.__module__.startswith("headwater.")):
         yield found.name, found.how, "yes" if found.repeatable else "", str(found.right or "")

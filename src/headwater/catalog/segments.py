@@ -83,6 +83,7 @@ def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
     return [to_row(row) for row in tx.run(*opened(stream))]
 
 
+@operation("statement")
 def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRow]]:
     """The segments of several streams in one look: consistent."""
     found: dict[int, list[SegmentRow]] = {stream: [] for stream in streams}
@@ -92,6 +93,7 @@ def list_segments_of(tx: Tx, streams: Sequence[int]) -> dict[int, list[SegmentRo
     return found
 
 
+@operation("statement", right=Right("read", "stream"))
 def find_segment(tx: Tx, stream: int, number: int) -> SegmentRow | None:
     rows = tx.run(f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number = ?", (stream, number))
     return to_row(rows[0]) if rows else None
@@ -130,6 +132,7 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
     return numbers
 
 
+@operation("statement", right=Right("read", "stream"))
 def list_segments_numbered(tx: Tx, stream: int, numbers: Sequence[int]) -> list[SegmentRow]:
     """The segments of these numbers that have a row."""
     marks = ", ".join("?" * len(numbers))

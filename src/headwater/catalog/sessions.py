@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.schema import next_id
+from headwater.model.limits import SESSION_SECONDS
+
+_LEASE_US = int(SESSION_SECONDS * 1_000_000)
 
 
+@operation("statement")
+def get_time(tx: Tx) -> int:
+    """The time of the catalog's clock, in microseconds."""
+    return int(tx.run("SELECT now_us()")[0][0])
+
+
+@operation("commit", repeatable=True)
 def begin_session(tx: Tx, process: str, last_flush: int = 0) -> int:
     """A new live session; `process` says for people where it runs.
 
@@ -20,22 +31,26 @@ def begin_session(tx: Tx, process: str, last_flush: int = 0) -> int:
     return session
 
 
+@operation("commit", repeatable=True)
 def renew_session(tx: Tx, session: int) -> bool:
     """Keep a session alive; False if it was fenced."""
     return bool(tx.run("UPDATE session SET renewed_at = now_us() WHERE id = ? AND live = 1 RETURNING id", (session,)))
 
 
+@operation("commit", repeatable=True)
 def end_session(tx: Tx, session: int) -> None:
     """Forget a session whose every flush was answered."""
     tx.run("DELETE FROM session WHERE id = ?", (session,))
 
 
-def fence_expired_sessions(tx: Tx, lease_us: int) -> list[int]:
-    """Fence every session that was not renewed for this long. A wrong guess costs its process a retry, never data."""
-    rows = tx.run("UPDATE session SET live = 0 WHERE live = 1 AND renewed_at < now_us() - ? RETURNING id", (lease_us,))
+@operation("commit", repeatable=True)
+def fence_expired_sessions(tx: Tx) -> list[int]:
+    """Fence every session that was not renewed for SESSION_SECONDS. A wrong guess costs its process a retry, never data."""
+    rows = tx.run("UPDATE session SET live = 0 WHERE live = 1 AND renewed_at < now_us() - ? RETURNING id", (_LEASE_US,))
     return sorted(int(row[0]) for row in rows)
 
 
-def has_expired(tx: Tx, lease_us: int) -> bool:
+@operation("statement")
+def has_expired(tx: Tx) -> bool:
     """Whether `fence_expired_sessions` would fence any."""
-    return bool(tx.run("SELECT 1 FROM session WHERE live = 1 AND renewed_at < now_us() - ? LIMIT 1", (lease_us,)))
+    return bool(tx.run("SELECT 1 FROM session WHERE live = 1 AND renewed_at < now_us() - ? LIMIT 1", (_LEASE_US,)))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from headwater.catalog import tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
-from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, to_row
+from headwater.catalog.segments import COLUMNS, SegmentRow, insert_segments, list_open_segments, to_row
 from headwater.errors import ConflictError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
@@ -42,6 +43,7 @@ _WITH_SEGMENT = (
 )
 
 
+@operation("commit")
 def create_scope(tx: Tx, name: str) -> bool:
     """False if it was there."""
     return bool(tx.run("INSERT INTO scope (name, created_at) VALUES (?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name", (name,)))
@@ -54,6 +56,7 @@ def _keep_scope(tx: Tx, name: str) -> None:
         pass
 
 
+@operation("commit", right=Right("manage", "name"))
 def delete_scope(tx: Tx, name: str) -> None:
     if not tx.run("SELECT 1 FROM scope WHERE name = ? FOR UPDATE", (name,)):
         raise NotFoundError(f"there is no scope {name!r}")
@@ -63,10 +66,12 @@ def delete_scope(tx: Tx, name: str) -> None:
     tx.run("DELETE FROM scope WHERE name = ?", (name,))
 
 
+@operation("statement")
 def list_scopes(tx: Tx) -> list[str]:
     return [row[0] for row in tx.run("SELECT name FROM scope ORDER BY name")]
 
 
+@operation("commit")
 def create_stream(
     tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
 ) -> StreamRow | None:
@@ -84,6 +89,14 @@ def create_stream(
     _insert_labels(tx, stream, labels)
     insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
     return get_stream(tx, stream)
+
+
+@operation("commit", repeatable=True)
+def ensure_stream(
+    tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
+) -> StreamRow | None:
+    """Like `create_stream`, for a caller who takes an existing stream as well: it runs again after a lost answer."""
+    return create_stream(tx, name, kind=kind, segments=segments, scaling=scaling, retention=retention, schema=schema, labels=labels)
 
 
 def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
@@ -104,6 +117,7 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     return get_stream(tx, stream)
 
 
+@operation("statement", right=Right("read", "stream"))
 def list_forks(tx: Tx, stream: int) -> list[str]:
     """Full names of the streams that read some of this one's logs."""
     rows = tx.run(
@@ -114,6 +128,7 @@ def list_forks(tx: Tx, stream: int) -> list[str]:
     return sorted(f"{row[0]}/{row[1]}" for row in rows)
 
 
+@operation("statement", right=Right("read", "stream"))
 def find_origin(tx: Tx, stream: int) -> str | None:
     """The full name of the stream that this one was forked from, if it is still there."""
     rows = tx.run(
@@ -124,6 +139,7 @@ def find_origin(tx: Tx, stream: int) -> str | None:
     return f"{rows[0][0]}/{rows[0][1]}" if rows else None
 
 
+@operation("statement", right=Right("read", "name"))
 def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name)
     return StreamRow(*rows[0]) if rows else None
@@ -140,11 +156,17 @@ def to_stream_and_segment(row: Row) -> tuple[StreamRow, SegmentRow | None]:
     return StreamRow(*stream), to_row(segment) if segment[0] is not None else None
 
 
+@operation("statement", right=Right("read", "stream"))
 def get_stream(tx: Tx, stream: int) -> StreamRow:
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ?", (stream,))
     if not rows:
         raise NotFoundError("this stream was deleted")
     return StreamRow(*rows[0])
+
+
+@operation("read", right=Right("read", "stream"))
+def get_with_open_segments(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow]]:
+    return get_stream(tx, stream), list_open_segments(tx, stream)
 
 
 def lock_stream(tx: Tx, stream: int) -> StreamRow:
@@ -155,6 +177,7 @@ def lock_stream(tx: Tx, stream: int) -> StreamRow:
     return StreamRow(*rows[0])
 
 
+@operation("statement")
 def list_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection[str] = ("events", "bytes")) -> list[str]:
     """Full names, in order, of the streams of these kinds."""
     return [row.full_name for row in find_streams(tx, scope, label, kinds)]
@@ -172,17 +195,20 @@ def find_streams(tx: Tx, scope: str | None, label: str | None, kinds: Collection
     return sorted([StreamRow(*row) for row in tx.run(sql, values)], key=lambda row: (row.scope, row.name))
 
 
+@operation("statement", right=Right("read", "stream"))
 def is_retained(tx: Tx, stream: int) -> bool:
     """Whether some of a stream may go by itself."""
     return bool(tx.run("SELECT 1 FROM stream WHERE id = ? AND retention <> ?", (stream, Retention.forever().to_json())))
 
 
+@operation("statement")
 def list_retained(tx: Tx) -> list[StreamRow]:
     """The streams that don't keep everything for ever."""
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE retention <> ? ORDER BY id", (Retention.forever().to_json(),))
     return [StreamRow(*row) for row in rows]
 
 
+@operation("statement", right=Right("read", "stream"))
 def list_labels(tx: Tx, stream: int) -> tuple[str, ...]:
     return tuple(list_labels_of(tx, [stream])[stream])
 
@@ -200,13 +226,35 @@ def _insert_labels(tx: Tx, stream: int, labels: Collection[str]) -> None:
     tx.defer("INSERT INTO stream_label (label, stream) VALUES (?, ?)", [(label, stream) for label in sorted(set(labels))])
 
 
-def update_stream(
-    tx: Tx, stream: int, *, scaling: str | None, retention: str | None, labels: Collection[str] | None, schema: tuple[int, bytes] | None
-) -> StreamRow:
-    """Change what is not None. `schema` is (the version it was decided from, the new one): ConflictError if another came first."""
+@operation("commit", repeatable=True)
+def update_stream(tx: Tx, stream: int, *, scaling: str | None, retention: str | None, labels: Collection[str] | None) -> StreamRow:
+    """Change what is not None."""
     row = lock_stream(tx, stream)
-    if row.sealed_at is not None and (scaling or schema):
+    if row.sealed_at is not None and scaling:
         raise SealedError(f"stream {row.full_name} is sealed")
+    _update(tx, stream, scaling, retention, labels)
+    return get_stream(tx, stream)
+
+
+@operation("commit")
+def evolve_stream(
+    tx: Tx, stream: int, *, version: int, schema: bytes, scaling: str | None, retention: str | None, labels: Collection[str] | None
+) -> StreamRow:
+    """Give a stream a new schema, and change what else is not None. ConflictError unless its present schema is of this version."""
+    row = lock_stream(tx, stream)
+    if row.sealed_at is not None:
+        raise SealedError(f"stream {row.full_name} is sealed")
+    if row.schema_version != version:
+        raise ConflictError(f"the schema of {row.full_name} was changed meanwhile: look again")
+    _update(tx, stream, scaling, retention, labels)
+    # Versions follow the clock, as ids do (`next_id`), in seconds: blocks have 32 bits for them.
+    new = max(version + 1, tx.run("SELECT now_us()")[0][0] // 1_000_000 % (15 << 28))
+    tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, ?, ?)", (stream, new, schema))
+    tx.run("UPDATE stream SET schema_version = ? WHERE id = ?", (new, stream))
+    return get_stream(tx, stream)
+
+
+def _update(tx: Tx, stream: int, scaling: str | None, retention: str | None, labels: Collection[str] | None) -> None:
     if scaling is not None:
         tx.run("UPDATE stream SET scaling = ? WHERE id = ?", (scaling, stream))
     if retention is not None:
@@ -214,22 +262,15 @@ def update_stream(
     if labels is not None:
         tx.run("DELETE FROM stream_label WHERE stream = ?", (stream,))
         _insert_labels(tx, stream, labels)
-    if schema is not None:
-        version, arrow = schema
-        if row.schema_version != version:
-            raise ConflictError(f"the schema of {row.full_name} was changed meanwhile: look again")
-        # Versions follow the clock, as ids do (`next_id`), in seconds: blocks have 32 bits for them.
-        new = max(version + 1, tx.run("SELECT now_us()")[0][0] // 1_000_000 % (15 << 28))
-        tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, ?, ?)", (stream, new, arrow))
-        tx.run("UPDATE stream SET schema_version = ? WHERE id = ?", (new, stream))
-    return get_stream(tx, stream)
 
 
+@operation("statement", right=Right("read", "stream"))
 def get_schemas(tx: Tx, stream: int) -> dict[int, bytes]:
     """Every version of a stream's schema."""
     return {row[0]: bytes(row[1]) for row in tx.run("SELECT version, arrow FROM stream_schema WHERE stream = ?", (stream,))}
 
 
+@operation("commit", repeatable=True, right=Right("manage", "stream"))
 def seal_stream(tx: Tx, stream: int) -> None:
     """Close every open segment for good, and abort the open transactions that write to it. Sealing again changes nothing."""
     transactions.abort_staged_in(tx, stream)
@@ -239,6 +280,18 @@ def seal_stream(tx: Tx, stream: int) -> None:
     tx.run("SELECT number FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number FOR UPDATE", (stream,))
     tx.run("UPDATE stream SET sealed_at = now_us() WHERE id = ?", (stream,))
     tx.run("UPDATE segment SET sealed_epoch = ?, sealed_at = now_us() WHERE stream = ? AND sealed_epoch IS NULL", (row.epoch + 1, stream))
+
+
+@operation("commit", right=Right("manage", "name"))
+def delete_by_name(tx: Tx, name: StreamName, *, seal: bool) -> int:
+    """Delete a sealed stream; `seal` seals an open one in the same step. Returns its id."""
+    row = find_stream(tx, name)
+    if row is None:
+        raise NotFoundError(f"there is no stream {name}")
+    if seal:
+        seal_stream(tx, row.id)
+    delete_stream(tx, row.id)
+    return row.id
 
 
 _LOAD_TABLES = ("stream_load", "load_history", "scale_event")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from headwater.catalog import segments
 from headwater.catalog.database import Row, Tx
+from headwater.catalog.operations import Right, operation
+from headwater.errors import ConflictError
 
 Pins = dict[int, list[tuple[int, int]]]
 
@@ -21,6 +23,7 @@ def insert_tag(tx: Tx, name: str, cut: str, head: str, pins: list[tuple[int, int
     return bool(made)
 
 
+@operation("statement")
 def list_tags(tx: Tx) -> list[tuple[str, str, str]]:
     """(name, cut, head then)."""
     return [(row[0], row[1], row[2]) for row in tx.run("SELECT name, cut, head FROM tag WHERE expires_at IS NULL ORDER BY name")]
@@ -45,40 +48,55 @@ def lock_pinned(tx: Tx, name: str, others: Sequence[int] = ()) -> None:
 
 
 def hold(tx: Tx, name: str, pins: list[tuple[int, int, int, int]], lease_us: int) -> None:
-    """Pin (stream, segment, first, until) for a while, in place of what this name held before.
+    """Pin (stream, segment, first, until) for a while, in place of what this name held before. ConflictError if it is a tag's name.
 
     The caller has locked the streams of both.
     """
-    tx.run(
+    held = tx.run(
         "INSERT INTO tag (name, cut, head, created_at, expires_at) VALUES (?, '', '', now_us(), now_us() + ?) "
-        "ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at WHERE tag.expires_at IS NOT NULL",
+        "ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at WHERE tag.expires_at IS NOT NULL RETURNING name",
         (name, lease_us),
     )
+    if not held:
+        raise ConflictError(f"{name!r} is a tag: a hold does not take its place")
     before = tx.run("DELETE FROM pin WHERE tag = ? RETURNING stream, segment", (name,))
     tx.run_all([("INSERT INTO pin (tag, stream, segment, first, until) VALUES (?, ?, ?, ?, ?)", (name, *pin)) for pin in pins])
     _forget_unpinned(tx, sorted(before))
 
 
+@operation("statement")
 def has_expired(tx: Tx) -> bool:
     return bool(tx.run("SELECT 1 FROM tag WHERE expires_at < now_us() LIMIT 1"))
 
 
+@operation("commit", repeatable=True)
 def delete_expired(tx: Tx) -> None:
     """Forget the holds of readers that did not renew them."""
     # Streams before tags, as everywhere. The tags are locked too, and looked at again by that: one that is renewed at this moment stays.
     expired = "SELECT p.stream FROM pin p JOIN tag t ON t.name = p.tag WHERE t.expires_at < now_us()"
     tx.run(f"SELECT id FROM stream WHERE id IN ({expired}) ORDER BY id FOR UPDATE")
     for (name,) in tx.run("SELECT name FROM tag WHERE expires_at < now_us() ORDER BY name FOR UPDATE"):
-        delete_tag(tx, name)
+        end_hold(tx, name)
 
 
+@operation("commit")
 def delete_tag(tx: Tx, name: str) -> bool:
-    """Forget a tag, and the segments that only it kept; False if there is none."""
+    """Forget a tag, and the segments that only it kept; False if there is none. A hold of this name stays."""
+    return _delete(tx, name, "expires_at IS NULL")
+
+
+@operation("commit", repeatable=True)
+def end_hold(tx: Tx, name: str) -> bool:
+    """Forget a hold, and the segments that only it kept; False if there is none. A tag of this name stays."""
+    return _delete(tx, name, "expires_at IS NOT NULL")
+
+
+def _delete(tx: Tx, name: str, condition: str) -> bool:
     lock_pinned(tx, name)
-    pinned = tx.run("SELECT stream, segment FROM pin WHERE tag = ? ORDER BY stream, segment", (name,))
-    tx.run("DELETE FROM pin WHERE tag = ?", (name,))
-    gone = tx.run("DELETE FROM tag WHERE name = ? RETURNING name", (name,))
-    _forget_unpinned(tx, pinned)
+    sql = f"DELETE FROM pin WHERE tag = ? AND EXISTS (SELECT 1 FROM tag WHERE name = pin.tag AND {condition}) RETURNING stream, segment"
+    pinned = tx.run(sql, (name,))
+    gone = tx.run(f"DELETE FROM tag WHERE name = ? AND {condition} RETURNING name", (name,))
+    _forget_unpinned(tx, sorted(pinned))
     return bool(gone)
 
 
@@ -90,6 +108,7 @@ def _forget_unpinned(tx: Tx, places: list[Row]) -> None:
             segments.forget_segments(tx, stream, [segment])
 
 
+@operation("commit", repeatable=True)
 def forget_dropped(tx: Tx) -> int:
     """Forget truncated segments whose last tag went while they were truncated; returns how many."""
     places = tx.run(
@@ -103,6 +122,7 @@ def forget_dropped(tx: Tx) -> int:
     return len(places)
 
 
+@operation("statement", right=Right("read", "stream"))
 def get_pins(tx: Tx, stream: int) -> Pins:
     """The pinned ranges of each segment of a stream."""
     found: Pins = {}

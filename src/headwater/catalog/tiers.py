@@ -8,9 +8,10 @@ from typing import NamedTuple
 from headwater.catalog.database import Row, Tx
 from headwater.catalog.extents import BLOCK, PARQUET, RAW
 from headwater.catalog.leases import hold
+from headwater.catalog.operations import operation
 from headwater.catalog.streams import lock_stream
 from headwater.errors import ConditionFailedError
-from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
+from headwater.model.limits import CHUNK_BYTES, CHUNK_EXTENTS, COMPACT_CHUNKS, MIB, TIER_EXTENTS
 from headwater.runtime import failpoints
 
 
@@ -61,6 +62,7 @@ class NewExtent(NamedTuple):
     last_at: int
 
 
+@operation("read")
 def list_backlogs(tx: Tx) -> list[Backlog]:
     """Every log that may have blocks to tier."""
     rows = tx.run(
@@ -88,12 +90,13 @@ class Weight(NamedTuple):
     oldest_at: int
 
 
-def weigh(tx: Tx, log: int, start: int, limit: int) -> Weight:
-    """The extents of a log from a number on, up to `limit` of them."""
+@operation("statement")
+def weigh(tx: Tx, log: int, start: int) -> Weight:
+    """The extents of a log from a number on, up to TIER_EXTENTS of them."""
     rows = tx.run(
         "SELECT count(*), COALESCE(sum(length), 0), COALESCE(min(appended_at), 0) FROM "
         "(SELECT length, appended_at FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?) AS waiting",
-        (log, start, limit),
+        (log, start, TIER_EXTENTS),
     )
     return Weight(*map(int, rows[0]))
 
@@ -101,9 +104,10 @@ def weigh(tx: Tx, log: int, start: int, limit: int) -> Weight:
 _COLUMNS = "first, count, length, crc, appended_at, object, form, raw, last_at"
 
 
-def list_blocks(tx: Tx, log: int, start: int, limit: int) -> list[Piece]:
+@operation("statement")
+def list_blocks(tx: Tx, log: int, start: int) -> list[Piece]:
     """The next blocks of a log from a number on that follow each other without a gap."""
-    rows = tx.run(f"SELECT {_COLUMNS} FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?", (log, start, limit))
+    rows = tx.run(f"SELECT {_COLUMNS} FROM extent WHERE log = ? AND first >= ? ORDER BY first LIMIT ?", (log, start, CHUNK_EXTENTS))
     found: list[Piece] = []
     for row in rows:
         piece = Piece(*row)
@@ -117,16 +121,18 @@ def list_blocks(tx: Tx, log: int, start: int, limit: int) -> list[Piece]:
 _SMALL_BYTES = {PARQUET: CHUNK_BYTES // 2, RAW: 2 * MIB}
 
 
-def list_small(tx: Tx, log: int, before: int, limit: int) -> list[Piece]:
+@operation("statement")
+def list_small(tx: Tx, log: int, before: int) -> list[Piece]:
     """The last small extents of a log before a number that are in chunks."""
     small = "raw < CASE form WHEN ? THEN ? ELSE ? END"
     rows = tx.run(
         f"SELECT {_COLUMNS} FROM extent WHERE log = ? AND first < ? AND {small} ORDER BY first DESC LIMIT ?",
-        (log, before, PARQUET, _SMALL_BYTES[PARQUET], _SMALL_BYTES[RAW], limit),
+        (log, before, PARQUET, _SMALL_BYTES[PARQUET], _SMALL_BYTES[RAW], CHUNK_EXTENTS),
     )
     return [Piece(*row) for row in reversed(rows)]
 
 
+@operation("statement")
 def list_held(tx: Tx, log: int) -> list[tuple[int, int]]:
     """The ranges of a log whose files running readers may have listed: they are not replaced while the hold lasts."""
     rows = tx.run(
@@ -146,6 +152,7 @@ def _check_held(tx: Tx, log: int, start: int, end: int) -> None:
         raise ConditionFailedError("a reader holds the files of these events by now")
 
 
+@operation("statement")
 def list_crowded(tx: Tx) -> list[Backlog]:
     """The logs that have several small chunks; `start` is the first number that is not in one."""
     rows = tx.run(
@@ -156,6 +163,7 @@ def list_crowded(tx: Tx) -> list[Backlog]:
     return [_backlog(row) for row in rows]
 
 
+@operation("commit", repeatable=True)
 def count_small(tx: Tx, log: int, small: int) -> None:
     """Note how many small chunks a log has."""
     tx.run("UPDATE tier SET small = ? WHERE log = ?", (small, log))
@@ -172,12 +180,14 @@ def count_chunks(tx: Tx, streams: Sequence[int]) -> dict[int, tuple[int, int]]:
     return {stream: (int(count), int(size)) for stream, count, size in rows}
 
 
+@operation("statement")
 def get_until(tx: Tx, log: int) -> int:
     """The first number of a log that is not in a chunk."""
     rows = tx.run("SELECT until FROM tier WHERE log = ?", (log,))
     return int(rows[0][0]) if rows else 0
 
 
+@operation("commit", repeatable=True)
 def swap(tx: Tx, session: int, log: int, old: Sequence[Piece], new: Sequence[NewExtent], object: tuple[int, str]) -> None:
     """Put a chunk in the place of extents, if they are exactly those that were read.
 
@@ -212,14 +222,20 @@ def swap(tx: Tx, session: int, log: int, old: Sequence[Piece], new: Sequence[New
     failpoints.reach("tier.applied")
 
 
-def delete_inline(tx: Tx, log: int, until: int, limit: int) -> int:
-    """Delete up to `limit` inline blocks below a number, whose events are in chunks by now."""
-    rows = tx.run("SELECT first FROM inline_block WHERE log = ? AND first < ? ORDER BY first LIMIT ?", (log, until, limit))
+#: Inline blocks deleted under one lock: each may have 64 KiB.
+_INLINE_ROWS = 100
+
+
+@operation("commit", repeatable=True)
+def delete_inline(tx: Tx, log: int, until: int) -> int:
+    """Delete some of the inline blocks below a number, whose events are in chunks by now; returns how many, 0 at the end."""
+    rows = tx.run("SELECT first FROM inline_block WHERE log = ? AND first < ? ORDER BY first LIMIT ?", (log, until, _INLINE_ROWS))
     if rows:
         tx.run("DELETE FROM inline_block WHERE log = ? AND first BETWEEN ? AND ?", (log, rows[0][0], rows[-1][0]))
     return len(rows)
 
 
+@operation("statement")
 def list_leftover_inline(tx: Tx) -> list[tuple[int, int]]:
     """(log, until) of logs that have inline blocks below what is tiered: a process ended before it deleted them."""
     sql = "SELECT t.log, t.until FROM tier t WHERE EXISTS (SELECT 1 FROM inline_block b WHERE b.log = t.log AND b.first < t.until)"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from headwater.catalog.database import Tx
 from headwater.catalog.flushes import Append
+from headwater.catalog.operations import operation
 from headwater.catalog.schema import next_id
 from headwater.errors import NotFoundError, TransactionEndedError
 from headwater.model.markers import Marker
@@ -56,6 +57,7 @@ class Batch:
         return not self.appends and not self.changes
 
 
+@operation("commit", repeatable=True)
 def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None, open_us: int = 0) -> bool:
     """Insert the transaction, which began `open_us` ago and its lease `age_us` ago; False if it is there already."""
     sql = (
@@ -65,6 +67,7 @@ def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None, op
     return bool(tx.run(sql, (id, open_us, lease_us, lease_us - age_us, *(marker or (None, None, None)))))
 
 
+@operation("commit", repeatable=True)
 def renew(tx: Tx, id: str) -> None:
     """Put the time-out off by another lease. One that ran out is over, whether or not anybody looked."""
     live = "state IN ('open', 'committing') AND expires_at >= now_us()"
@@ -72,6 +75,7 @@ def renew(tx: Tx, id: str) -> None:
         raise _ended(id, get_state(tx, id))
 
 
+@operation("commit", repeatable=True)
 def get_state(tx: Tx, id: str) -> str:
     """The state; an open transaction whose lease ran out is aborted by this look."""
     rows = tx.run("SELECT state, expires_at < now_us() FROM txn WHERE id = ? FOR UPDATE", (id,))
@@ -83,12 +87,14 @@ def get_state(tx: Tx, id: str) -> str:
     return str(rows[0][0])
 
 
+@operation("commit", repeatable=True)
 def look_up(tx: Tx, id: str) -> tuple[str, int]:
     """(state, lease) of a transaction."""
     state = get_state(tx, id)
     return state, int(tx.run("SELECT lease FROM txn WHERE id = ?", (id,))[0][0])
 
 
+@operation("statement")
 def find_state(tx: Tx, id: str) -> str | None:
     """The state, without changing anything; None if the lease ran out, which `get_state` makes final."""
     rows = tx.run("SELECT state, expires_at < now_us() FROM txn WHERE id = ?", (id,))
@@ -97,6 +103,7 @@ def find_state(tx: Tx, id: str) -> str | None:
     return None if rows[0][0] in (OPEN, COMMITTING) and rows[0][1] else str(rows[0][0])
 
 
+@operation("read")
 def find_unknown(tx: Tx, ids: Sequence[str]) -> list[str]:
     """Those of these ids that no transaction has."""
     if not ids:
@@ -105,6 +112,7 @@ def find_unknown(tx: Tx, ids: Sequence[str]) -> list[str]:
     return [id for id in ids if id not in known]
 
 
+@operation("commit", repeatable=True)
 def stage(tx: Tx, id: str, batch: Batch, after: int = 0) -> None:
     """Add blocks and changes to an open transaction, once, behind the batch `after` of the same caller, if it gave one before.
 
@@ -163,6 +171,7 @@ def insert_staged(tx: Tx, id: str, batch: Batch, first: int) -> None:
     )
 
 
+@operation("statement")
 def list_objects(tx: Tx, id: str) -> list[tuple[str | None, int]]:
     """The objects that a transaction's staged blocks are in, None for one that the catalog does not have, and where the last block ends."""
     sql = (
@@ -184,6 +193,7 @@ def with_object(tx: Tx, batch: Batch) -> Batch:
     return batch
 
 
+@operation("commit", repeatable=True)
 def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) -> None:
     """Move what other open transactions staged behind what this one has, in the given order; they end, with nothing. Given again: once.
 
@@ -215,6 +225,7 @@ def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) ->
     failpoints.reach("adopt.applied")
 
 
+@operation("commit", repeatable=True)
 def abort(tx: Tx, id: str, lease_us: int) -> None:
     """Drop all that was staged. Aborting again changes nothing; a committed one raises."""
     # If a commit of it is still under way somewhere, this waits for it; if it never was known, it is now, as aborted.
@@ -226,11 +237,13 @@ def abort(tx: Tx, id: str, lease_us: int) -> None:
         drop(tx, [id], "it was aborted")
 
 
+@operation("statement")
 def has_expired(tx: Tx) -> bool:
     """Whether `abort_expired` would abort any."""
     return bool(tx.run("SELECT 1 FROM txn WHERE state IN ('open', 'committing') AND expires_at < now_us() LIMIT 1"))
 
 
+@operation("commit", repeatable=True)
 def abort_expired(tx: Tx) -> list[str]:
     """Abort every transaction whose lease ran out before its commit. A wrong guess costs a retry, never data."""
     sql = "SELECT id FROM txn WHERE state IN ('open', 'committing') AND expires_at < now_us() ORDER BY id LIMIT 100 FOR UPDATE"
@@ -275,6 +288,7 @@ class TransactionRow(NamedTuple):
     marker: Marker | None
 
 
+@operation("read")
 def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRow]:
     """List the newest transactions first, with a few statements however many transactions there are."""
     is_open = "WHERE state IN ('open', 'committing')"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.schema import later
 from headwater.catalog.streams import lock_stream
 
 
+@operation("commit", repeatable=True)
 def open_writer(tx: Tx, stream: int, writer: str) -> tuple[int, int]:
     """(generation, last number) for a new holder of this id. Older holders are fenced from here on."""
     lock_stream(tx, stream)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from headwater.catalog import leases, segments, streams, tiers, writers
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KEY_SPACE
@@ -81,18 +82,18 @@ class StoreContents:
 
 def stream_contents(stream: Stream) -> StreamContents:
     """One stream with its named writers. NotFoundError if it was deleted."""
-    return stream._store._engine.read(_stream_contents, stream.id)
+    return stream._store._engine.run(read_stream_contents, stream.id)
 
 
 def list_contents(store: Store, scope: str | None = None, label: str | None = None) -> list[StreamContents]:
     """All streams in the order of their names, or those in a scope or with a label; without their writers."""
-    return store._engine.read(_list_contents, scope, label)
+    return store._engine.run(read_contents, scope, label)
 
 
 def store_contents(store: Store) -> StoreContents:
     """The whole store."""
     engine = store._engine
-    found = engine.read(_list_contents, None, None)
+    found = engine.run(read_contents, None, None)
     format, created_at, live = engine.database.query("SELECT format, created_at, (SELECT count(*) FROM session WHERE live = 1) FROM store")[
         0
     ]
@@ -113,17 +114,19 @@ def store_contents(store: Store) -> StoreContents:
         stored_bytes=sum(info.bytes for info in stored) if stored is not None else None,
         objects=len(stored) if stored is not None else None,
         live_sessions=live,
-        upkeep=engine.look(leases.find_holder),
+        upkeep=engine.run(leases.find_holder),
         streams=tuple(found),
     )
 
 
-def _stream_contents(tx: Tx, stream: int) -> StreamContents:
+@operation("read", right=Right("read", "stream"))
+def read_stream_contents(tx: Tx, stream: int) -> StreamContents:
     [found] = _contents(tx, [streams.get_stream(tx, stream)])
     return replace(found, writers=tuple(writers.list_writers(tx, stream)))
 
 
-def _list_contents(tx: Tx, scope: str | None, label: str | None) -> list[StreamContents]:
+@operation("read")
+def read_contents(tx: Tx, scope: str | None, label: str | None) -> list[StreamContents]:
     rows = streams.find_streams(tx, scope, label)
     return [found for start in range(0, len(rows), _AT_ONCE) for found in _contents(tx, rows[start : start + _AT_ONCE])]
 

@@ -27,7 +27,7 @@ class SegmentCheck(BlockCheck):
     def run(self) -> Iterator[None]:
         for start, end in self._needed(self._row):
             at = start
-            for log, first, until in self._engine.read(segments.list_pieces, self._row):
+            for log, first, until in self._engine.database.read(lambda tx: segments.list_pieces(tx, self._row)):
                 first, until = min(first, end), min(until, end)
                 if at < first:
                     self._add_gap(at, first)
@@ -42,7 +42,7 @@ class SegmentCheck(BlockCheck):
 
     def _needed(self, row: SegmentRow) -> list[tuple[int, int]]:
         """The numbers of the segment that must be readable: from head to tail, and what tags keep."""
-        pins = self._engine.read(tags.get_pins, self._stream.id).get(row.number, [])
+        pins = self._engine.run(tags.get_pins, self._stream.id).get(row.number, [])
         ranges = sorted([*pins, *([] if row.dropped else [(row.head, row.tail)])])
         joined: list[tuple[int, int]] = []
         for start, end in ranges:
@@ -123,7 +123,7 @@ class SegmentCheck(BlockCheck):
                 self._add("counter", f"its blocks have {stored:,} bytes, its row says {stated:,}")
 
     def _find_row(self) -> SegmentRow | None:
-        return self._engine.read(segments.find_segment, self._stream.id, self._row.number)
+        return self._engine.run(segments.find_segment, self._stream.id, self._row.number)
 
     def _still_names(self, extent: Extent) -> bool:
         if self._find_row() is None:

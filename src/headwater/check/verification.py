@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.check import rows, unused
@@ -83,13 +84,14 @@ def _find_unused(engine: Engine, report: CheckReport, objects: SeenObjects) -> I
         yield _CATALOG
 
 
-def _look(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow], int]:
+@operation("read")
+def read_stream(tx: Tx, stream: int) -> tuple[StreamRow, list[SegmentRow], int]:
     next_segment = tx.run("SELECT next_segment FROM stream WHERE id = ?", (stream,))
     return streams.get_stream(tx, stream), segments.list_segments(tx, stream, with_dropped=True), next_segment[0][0] if next_segment else 0
 
 
 def _check_stream(engine: Engine, stream: int, report: CheckReport, objects: SeenObjects) -> Iterator[str]:
-    row, found, next_segment = engine.read(_look, stream)
+    row, found, next_segment = engine.run(read_stream, stream)
     yield row.full_name
     # Segments that only a tag keeps are out of the lineage: their predecessors or successors may be gone.
     readable = [segment for segment in found if not segment.dropped]
@@ -119,7 +121,7 @@ def _find_row_faults(row: StreamRow) -> Iterator[str]:
 def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> Iterator[str]:
     for transaction, stream, found in list_staged(engine):
         try:
-            ref = stream_ref(engine, engine.read(streams.get_stream, stream))
+            ref = stream_ref(engine, engine.run(streams.get_stream, stream))
         except UnavailableError:
             raise
         except Exception:  # Deleted meanwhile, or its schema can't be read, which is known by now.
@@ -134,7 +136,7 @@ def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef 
     except UnavailableError:
         raise
     except Exception as error:  # Whatever pyarrow makes of a damaged schema.
-        engine.read(streams.get_stream, row.id)  # NotFoundError if it was deleted meanwhile.
+        engine.run(streams.get_stream, row.id)  # NotFoundError if it was deleted meanwhile.
         message = f"{row.full_name}: its schema (version {row.schema_version}) can't be read, so neither can its events: {error}"
         report.add(Problem("catalog", message, row.full_name))
         return None

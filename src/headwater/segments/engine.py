@@ -1,7 +1,7 @@
 """The one seam between the client's classes and the parts below: a catalog, a storage, and what a process needs to use them.
 
-Clients read and change the catalog through `read` and `write` with a catalog function, append through the flusher, and fetch bytes
-through `fetch`. A store behind a gateway would be another implementation of these few calls.
+Clients read and change the catalog through `run` with a declared operation, append through the flusher, and fetch bytes from the
+storage. A store behind a gateway would be another implementation of these few calls.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ class Engine:
         while self._ended_holds and not self.is_closed:
             # If it can't be told now, the hold ends by itself.
             with suppress(IndexError, HeadwaterError):
-                name = self._ended_holds.popleft()
-                self.database.write(lambda tx, name=name: tags.delete_tag(tx, name), repeatable=True)  # type: ignore[misc]
+                self.runner.run(tags.end_hold, self._ended_holds.popleft())
 
     def attempt(self, change: Callable[Concatenate[Database, P], T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run a catalog function that commits in one round trip, or does nothing and returns None."""
@@ -149,6 +148,11 @@ class Engine:
         return found
 
     @property
+    def garbage_seconds(self) -> float:
+        """How long an object stays after its last extent is gone: a fail-over may take the catalog back to when it was named."""
+        return self.database.garbage_seconds
+
+    @property
     def changes(self) -> Changes:
         return self.database.changes
 
@@ -158,7 +162,7 @@ class Engine:
         if found is None:
             if len(self._schemas) > _KEPT_SCHEMAS:
                 self._schemas = {}
-            for number, arrow in self.read(streams.get_schemas, stream).items():
+            for number, arrow in self.run(streams.get_schemas, stream).items():
                 self._schemas[stream, number] = pa.ipc.read_schema(pa.py_buffer(arrow))
             found = self._schemas.get((stream, version))
             if found is None:

@@ -327,7 +327,7 @@ class Flusher:
             session.close()
             # If it can't be told now, it is fenced when its lease is over: everything it stored is answered.
             with suppress(UnavailableError):
-                self._engine.database.write(lambda tx: sessions.end_session(tx, session.id), repeatable=True)
+                self._engine.run(sessions.end_session, session.id)
 
     # What the thread does.
 
@@ -507,7 +507,7 @@ class Flusher:
     def _renew_session(self) -> None:
         session = self._session
         if session is not None and time.monotonic() - session.renewed > SESSION_SECONDS / 3:
-            live = self._engine.database.write(lambda tx: sessions.renew_session(tx, session.id), repeatable=True)
+            live = self._engine.run(sessions.renew_session, session.id)
             session.renewed = time.monotonic()
             # A commit whose answer was lost may have been done before the fence: only its own repetition can tell.
             if not live and not (self._inflight and self._inflight[0].catalog_flush is not None):

@@ -40,7 +40,7 @@ class Session:
         process = f"{socket.gethostname()}:{os.getpid()}"
         self.last_flush = secrets.randbits(60)
         # Repeatable: a session whose answer was lost is never used, and is fenced when its lease is over.
-        self.id = engine.database.write(lambda tx: sessions.begin_session(tx, process, self.last_flush), repeatable=True)
+        self.id = engine.run(sessions.begin_session, process, self.last_flush)
         self.renewed = time.monotonic()
         #: More flushes that are encoded at once would take turns at the interpreter's lock, and the first be on its way later.
         self.encoders = threading.BoundedSemaphore(_ENCODERS)

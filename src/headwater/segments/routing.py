@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headwater.catalog import segments, streams
-from headwater.catalog.database import Tx
+from headwater.catalog import streams
 from headwater.errors import NotFoundError, SealedError
 from headwater.model.keys import hash_key
 from headwater.segments.block import Chunk, EncodedBlock, join, whole_column
@@ -143,7 +142,7 @@ class Router:
         """SealedError or NotFoundError if the stream can't be written any more."""
         found = self._routes.get(stream.id)
         if found is None:
-            found = self._routes[stream.id] = self._engine.read(_open_route, stream)
+            found = self._routes[stream.id] = _open_route(self._engine, stream)
         return found
 
     def forget(self, stream: StreamRef, *, unless: Collection[int] = ()) -> None:
@@ -153,14 +152,14 @@ class Router:
             self._routes.pop(stream.id, None)
 
 
-def _open_route(tx: Tx, stream: StreamRef) -> Route:
+def _open_route(engine: Engine, stream: StreamRef) -> Route:
     try:
-        row = streams.get_stream(tx, stream.id)
+        row, found = engine.run(streams.get_with_open_segments, stream.id)
     except NotFoundError:
         raise NotFoundError(f"stream {stream.name} was deleted") from None
     if row.sealed_at is not None:
         raise SealedError(f"stream {stream.name} is sealed")
-    rows = sorted(segments.list_open_segments(tx, stream.id), key=lambda row: row.keys.start)
+    rows = sorted(found, key=lambda row: row.keys.start)
     if not rows:
         raise NotFoundError(f"stream {stream.name} was deleted")
     return Route([row.number for row in rows], [row.keys.start for row in rows], [row.log for row in rows])

@@ -19,7 +19,7 @@ from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tiers import Backlog, NewExtent, Piece
 from headwater.errors import ConditionFailedError
 from headwater.model.keys import KEY_SPACE, KeyRange
-from headwater.model.limits import CHUNK_BYTES, CHUNK_EXTENTS, COMPACT_CHUNKS, MIB
+from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
 from headwater.segments.chunk import EXTRA, seal_chunk, write_chunk
 from headwater.segments.engine import Engine
@@ -31,8 +31,6 @@ from headwater.storage import layout
 _RAW_BYTES = 4 * MIB
 #: Fetched ahead: less than for readers, since nobody waits for it and memory is others' too.
 _PREFETCH_BYTES = 4 * MIB
-#: Inline blocks deleted under one lock: each may have 64 KiB.
-_INLINE_ROWS = 100
 #: Between each two of these is what counts as one size when chunks are compacted: enough of one size make one of the next.
 _SIZES = (0, MIB // 8, MIB, 8 * MIB, CHUNK_BYTES)
 
@@ -56,7 +54,7 @@ class Chunks:
 
     def tier(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
         """Make a chunk of a log's next blocks; None if there are none. ConditionFailedError if they changed meanwhile."""
-        pieces = _fitting(self._engine.read(tiers.list_blocks, backlog.log, backlog.start, CHUNK_EXTENTS))
+        pieces = _fitting(self._engine.run(tiers.list_blocks, backlog.log, backlog.start))
         if not pieces:
             return None
         failpoints.reach("tier.read")
@@ -66,33 +64,33 @@ class Chunks:
         """All that can be made of a log's blocks now, as jobs that may run in other processes."""
         jobs = []
         at = backlog.start
-        while pieces := _fitting(self._engine.read(tiers.list_blocks, backlog.log, at, CHUNK_EXTENTS)):
+        while pieces := _fitting(self._engine.run(tiers.list_blocks, backlog.log, at)):
             jobs.append(ChunkJob(stream.id, backlog, tuple(pieces), self._session, self._next_index()))
             at = pieces[-1].end
         return jobs
 
     def compact(self, stream: StreamRef, backlog: Backlog) -> Moved | None:
         """Make one chunk of a log's small ones, if there are enough of them; None if there are not."""
-        held = self._engine.look(tiers.list_held, backlog.log)
-        found = self._engine.read(tiers.list_small, backlog.log, backlog.start, CHUNK_EXTENTS)
+        held = self._engine.run(tiers.list_held, backlog.log)
+        found = self._engine.run(tiers.list_small, backlog.log, backlog.start)
         found = [chunk for chunk in found if not any(chunk.first < until and start < chunk.end for start, until in held)]
         chosen = choose_chunks(found, is_sealed=backlog.is_sealed)
         if len(chosen) > 1:
             return self.finish(ChunkJob(stream.id, backlog, tuple(chosen), self._session, self._next_index()).run(self._engine, stream))
         if not held:
             # Don't look again before there are more.
-            self._engine.write_once(tiers.count_small, backlog.log, -1 if backlog.is_sealed else min(len(found), COMPACT_CHUNKS - 1))
+            self._engine.run(tiers.count_small, backlog.log, -1 if backlog.is_sealed else min(len(found), COMPACT_CHUNKS - 1))
         return None
 
     def delete_inline(self, log: int, until: int) -> None:
         """Delete the inline blocks whose events are in chunks, in slices."""
-        while self._engine.write_once(tiers.delete_inline, log, until, _INLINE_ROWS):
+        while self._engine.run(tiers.delete_inline, log, until):
             failpoints.reach("tier.sliced")
 
     def finish(self, made: MadeChunk) -> Moved:
         """Put a chunk in the place of what it was made of. ConditionFailedError if that changed meanwhile: then it is garbage."""
         job, old = made.job, made.job.old
-        self._engine.write_once(tiers.swap, self._session, job.backlog.log, old, made.new, (made.object, made.key))
+        self._engine.run(tiers.swap, self._session, job.backlog.log, old, made.new, (made.object, made.key))
         failpoints.reach("tier.swapped")
         if old[-1].form == BLOCK:
             self.delete_inline(job.backlog.log, old[-1].end)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from headwater.catalog import loads, segments
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import Right, operation
 from headwater.errors import ConflictError, NotFoundError
 from headwater.model.keys import KEY_SPACE
 from headwater.model.scaling_decision import Change, decide
@@ -39,17 +40,18 @@ def scale_streams(engine: Engine, now_us: int) -> ScalingReport:
 
     Cheap enough to be called every few seconds: a stream that was sampled less than 8 s ago is left alone.
     """
-    samples = [sample for stream in engine.look(loads.list_scaled_streams) if (sample := _sample(engine, stream, now_us)) is not None]
+    samples = [sample for stream in engine.run(loads.list_scaled_streams) if (sample := _sample(engine, stream, now_us)) is not None]
     saved: set[int] = set()
     for start in range(0, len(samples), _SLICE_STREAMS):
-        saved |= engine.write_once(loads.save_samples, [sample.saved for sample in samples[start : start + _SLICE_STREAMS]])
+        saved |= engine.run(loads.save_samples, [sample.saved for sample in samples[start : start + _SLICE_STREAMS]])
     made: list[Change] = []
     lost = 0
     for sample in samples:
         changes = decide(sample.policy, sample.loads, now_us)[:_SLICE_CHANGES] if sample.stream.id in saved else []
         try:
             if changes:
-                engine.write_once(loads.apply_changes, sample.stream, changes, now_us)
+                stream = sample.stream
+                engine.run(loads.apply_changes, stream.id, stream.epoch, stream.scaling, changes, now_us)
                 made += changes
         except (ConflictError, NotFoundError):
             # Scaled by hand, rolled, sealed or deleted since it was looked at. The next round sees what became of it.
@@ -60,11 +62,12 @@ def scale_streams(engine: Engine, now_us: int) -> ScalingReport:
 
 def _sample(engine: Engine, stream: int, now_us: int) -> StreamSample | None:
     try:
-        return engine.read(take_sample, stream, now_us)
+        return engine.run(take_sample, stream, now_us)
     except NotFoundError:
         return None  # deleted meanwhile
 
 
+@operation("read", right=Right("read", "stream"))
 def scaling_history(tx: Tx, stream: int) -> ScalingHistory:
     """What the catalog remembers of a stream's segments, their load and the scalings by rate."""
     lives = [

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from headwater.catalog import objects, transactions
+from headwater.catalog import objects, sessions, transactions
 from headwater.catalog.database import Tx
 from headwater.catalog.objects import ObjectRow, Owners
+from headwater.catalog.operations import operation
 from headwater.errors import InvalidRequestError
 from headwater.model.limits import LOCAL_WRITES
 from headwater.runtime import clock, failpoints
@@ -31,13 +32,13 @@ _PREFIXES = (layout.JOURNAL_PREFIX, layout.OBJECT_PREFIX, layout.CHUNK_PREFIX, l
 
 def collect(engine: Engine, session: int) -> int:
     """Delete the objects whose last extent is gone, long enough ago; returns how many."""
-    dead = engine.read(_find_dead)
-    kept_us = int(engine.database.garbage_seconds * 1_000_000)
+    dead = engine.run(find_dead)
+    kept_us = int(engine.garbage_seconds * 1_000_000)
     if dead and kept_us:
         new = [row.id for row in dead if row.dead_at is None]
         for start in range(0, len(new), _SLICE):
-            engine.write_once(objects.note_dead, session, new[start : start + _SLICE])
-        until = engine.database.query("SELECT now_us()")[0][0] - kept_us
+            engine.run(objects.note_dead, session, new[start : start + _SLICE])
+        until = engine.run(sessions.get_time) - kept_us
         dead = [row for row in dead if row.dead_at is not None and row.dead_at < until]
     if dead:
         failpoints.reach("garbage.found")
@@ -45,12 +46,14 @@ def collect(engine: Engine, session: int) -> int:
         some = dead[start : start + _SLICE]
         engine.storage.delete([row.key for row in some])
         failpoints.reach("garbage.deleted")
-        engine.write_once(objects.forget, session, [row.id for row in some])
+        engine.run(objects.forget, session, [row.id for row in some])
         failpoints.reach("garbage.forgotten")
     return len(dead)
 
 
-def _find_dead(tx: Tx) -> list[ObjectRow]:
+@operation("read")
+def find_dead(tx: Tx) -> list[ObjectRow]:
+    """The objects that no extent names, and that nobody may name again."""
     unnamed = objects.list_unnamed(tx)
     owners = objects.get_owners(tx) if unnamed else Owners(frozenset(), frozenset())
     return [row for row in unnamed if not _may_be_named(tx, row, owners)]
@@ -83,7 +86,7 @@ def collect_orphans(engine: Engine, session: int, note: Callable[[str], None]) -
             for page in _pages(engine.storage.list(prefix)):
                 _bury(engine, session, page)
                 # The look comes after the listing: a maker that is not live now had named it by now, or never will.
-                dead = engine.read(_find_orphans, [info.key for info in page])
+                dead = engine.run(find_orphans, [info.key for info in page])
                 if dead:
                     failpoints.reach("garbage.found")
                     engine.storage.delete(dead)
@@ -104,18 +107,20 @@ def _bury(engine: Engine, session: int, page: Sequence[ObjectInfo]) -> None:
     old = clock.now_us() - int(_UNHEARD_SECONDS * 1_000_000)
     aged = [info.key for info in page if info.modified_us < old and _transaction(info.key) is not None]
     # What is entered in the catalog was heard of; of a commit long ago no more may be known than that.
-    known = engine.read(objects.find_known, [], aged) if aged else frozenset()
+    known = engine.run(objects.find_known, [], aged) if aged else frozenset()
     ids = {_transaction(key) for key in aged if key not in known} - {None}
-    unheard = engine.read(transactions.find_unknown, sorted(id for id in ids if id is not None))
+    unheard = engine.run(transactions.find_unknown, sorted(id for id in ids if id is not None))
     if unheard:
-        engine.write_once(objects.bury, session, unheard)
+        engine.run(objects.bury, session, unheard)
 
 
 def _transaction(key: str) -> str | None:
     return layout.parse_transaction_key(layout.parse_temporary_key(key) or key)
 
 
-def _find_orphans(tx: Tx, keys: Sequence[str]) -> list[str]:
+@operation("read")
+def find_orphans(tx: Tx, keys: Sequence[str]) -> list[str]:
+    """Which of these keys have no row, and no maker who may still name them."""
     parsed = [layout.parse_key(key) for key in keys]
     ids = [layout.object_id(found.session, found.index) for found in parsed if found is not None]
     known = objects.find_known(tx, ids, [key for key in keys if layout.parse_transaction_key(key) is not None])

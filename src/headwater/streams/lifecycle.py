@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.catalog import streams
-from headwater.catalog.database import Tx
 from headwater.catalog.extents import Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
@@ -42,10 +41,9 @@ def create_stream(
     if kind == "bytes" and (schema is not None or scaling != Scaling.fixed(1)):
         raise InvalidRequestError("a byte stream has no schema and one segment")
     arrow = OPAQUE if schema is None else check_schema(schema)
-    # Who may find it there may find what this very call made, and asks again if the answer was lost. Others could not tell whose it is.
-    write = engine.write_once if exist_ok else engine.write
-    row = write(
-        streams.create_stream,
+    # Only a caller who takes an existing stream may run it again after a lost answer: without `exist_ok`, it could not tell whose it is.
+    row = engine.run(
+        streams.ensure_stream if exist_ok else streams.create_stream,
         parsed,
         kind=kind,
         segments=scaling.min_segments,
@@ -86,7 +84,7 @@ def check_labels(labels: Collection[str]) -> tuple[str, ...]:
 
 
 def open_stream(engine: Engine, name: StreamName) -> StreamRef:
-    row = engine.look(streams.find_stream, name)
+    row = engine.run(streams.find_stream, name)
     if row is None:
         raise NotFoundError(f"there is no stream {name}")
     return stream_ref(engine, row)
@@ -109,10 +107,15 @@ def stream_ref(engine: Engine, row: StreamRow) -> StreamRef:
     return StreamRef(row.id, row.full_name, row.kind, schema, row.schema_version, is_opaque(schema))
 
 
+def bare_ref(row: StreamRow) -> StreamRef:
+    """A stream without its schema, for operations that ask only for places in it."""
+    return StreamRef(row.id, row.full_name, row.kind, OPAQUE, row.schema_version, False)
+
+
 def current_row(engine: Engine, stream: StreamRef) -> StreamRow:
     """The stream's row as of now; NotFoundError if it was deleted, also when another has its name by now."""
     try:
-        return engine.look(streams.get_stream, stream.id)
+        return engine.run(streams.get_stream, stream.id)
     except NotFoundError:
         raise deleted(stream) from None
 
@@ -146,30 +149,20 @@ def update_stream(
         present = engine.schema(row.id, row.schema_version)
         wanted = evolve(present, schema)
         if not wanted.equals(present):
-            new_schema = (row.schema_version, schema_bytes(wanted))
-    # All but a new schema may be given twice: that is the one behind a certain version.
-    write = engine.write_once if new_schema is None else engine.write
-    changed = write(
-        streams.update_stream,
-        stream.id,
-        scaling=scaling.to_json() if scaling else None,
-        retention=retention.to_json() if retention else None,
-        labels=check_labels(labels) if labels is not None else None,
-        schema=new_schema,
-    )
+            new_schema = schema_bytes(wanted)
+    new_scaling = scaling.to_json() if scaling else None
+    new_retention = retention.to_json() if retention else None
+    new_labels = check_labels(labels) if labels is not None else None
+    if new_schema is None:
+        changed = engine.run(streams.update_stream, stream.id, scaling=new_scaling, retention=new_retention, labels=new_labels)
+    else:
+        changed = engine.run(
+            streams.evolve_stream,
+            stream.id,
+            version=row.schema_version,
+            schema=new_schema,
+            scaling=new_scaling,
+            retention=new_retention,
+            labels=new_labels,
+        )
     return stream_ref(engine, changed)
-
-
-def delete_stream(engine: Engine, name: StreamName, *, seal: bool) -> int:
-    """Delete a sealed stream, or seal and delete it in one step: if the deletion is refused, it is not sealed either. Returns its id."""
-
-    def work(tx: Tx) -> int:
-        row = streams.find_stream(tx, name)
-        if row is None:
-            raise NotFoundError(f"there is no stream {name}")
-        if seal:
-            streams.seal_stream(tx, row.id)
-        streams.delete_stream(tx, row.id)
-        return row.id
-
-    return engine.write(work)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from headwater.catalog import loads
 from headwater.catalog.database import Tx
 from headwater.catalog.loads import LongCommit, Saved
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KEY_SPACE, KeyRange
@@ -70,6 +71,7 @@ class LoadState:
         return state
 
 
+@operation("read")
 def take_sample(tx: Tx, stream: int, now_us: int) -> StreamSample | None:
     """Count what was appended since the last sample; None if that was just now, or if the stream does not scale by rate any more."""
     before = loads.find_sample(tx, stream)

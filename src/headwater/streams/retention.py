@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-from headwater.catalog import groups, segments, streams
+from headwater.catalog import groups, leases, segments, streams
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
+from headwater.catalog.streams import StreamRow
 from headwater.errors import FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
-from headwater.model.cuts import Cut, Span, is_before, last_spans
+from headwater.model.cuts import Cut, Span, StreamCut, is_before, last_spans
 from headwater.model.policies import Retention
-from headwater.runtime import clock
+from headwater.runtime import clock, failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts, truncation
@@ -31,79 +33,106 @@ class _Extent(NamedTuple):
 
 
 _Next = tuple[int, int, _Extent, Iterator[_Extent]]
-_Decision = Cut | Callable[[Tx], Cut | None]
 
 
-def retain(engine: Engine, now_us: int, note: Callable[[str], None], check: Callable[[Tx], None] = lambda tx: None) -> int:
-    """Truncate every stream as its retention says; returns how many were. `note` hears what stands in the way.
+def retain(engine: Engine, session: int, now_us: int, note: Callable[[str], None]) -> int:
+    """Truncate each stream as its retention says; returns how many were truncated. `note` is called with each reason why one was not.
 
-    `check` raises, in the transaction that truncates, if this may not be done any more.
+    FencedError if the session does not have the upkeep's lease any more.
     """
     truncated = 0
-    for row in engine.read(streams.list_retained):
-        # Told when the transaction is over, in which it was found, perhaps more than once: whoever hears it may take long, or write.
-        reasons: dict[str, None] = {}
+    for row in engine.run(streams.list_retained):
+        reasons: list[str] = []
         try:
-            policy = Retention.from_json(row.retention)
-            stream = stream_ref(engine, row)
-            found = [cut for cut in _cuts(engine, stream, policy, now_us, reasons) if _truncate(engine, stream, cut, check)]
-            truncated += bool(found)
+            truncated += _retain_stream(engine, session, row, now_us, reasons)
         except (NotFoundError, TruncatedError):
             continue  # Deleted, or truncated by someone else meanwhile.
         except (FencedError, UnavailableError):
             raise
         except HeadwaterError as error:
-            reasons[f"retention of {row.full_name}: {error}"] = None  # The others' goes on.
+            reasons.append(f"retention of {row.full_name}: {error}")  # The other streams are retained nevertheless.
         for reason in reasons:
             note(reason)
     return truncated
 
 
-def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int, reasons: dict[str, None]) -> Iterator[_Decision]:
-    """Every cut before which things may go, or how it is found: each for its own reason."""
+def _retain_stream(engine: Engine, session: int, row: StreamRow, now_us: int, reasons: list[str]) -> bool:
+    """Truncate one stream for each reason that its policy gives; whether anything became unreadable."""
+    policy = Retention.from_json(row.retention)
+    stream = stream_ref(engine, row)
+    found = []
     if policy.kind == "consumption":
-        yield lambda tx: _consumed(tx, engine, stream, policy.groups, reasons)
+        is_truncated, missing = engine.run(truncate_consumed, session, engine.store_id, stream.id, policy.groups)
+        found.append(is_truncated)
+        if missing is not None:
+            reasons.append(f"nothing of {stream.name} goes by consumption: there is no reader group {missing!r} that reads it")
+        _free(engine)
+    for cut in _cuts(engine, stream, policy, now_us):
+        found.append(engine.run(truncate_retained, session, engine.store_id, stream.id, cut))
+        _free(engine)
+    return any(found)
+
+
+def _free(engine: Engine) -> None:
+    failpoints.reach("truncate.committed")
+    truncation.free_rows(engine)
+
+
+def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int) -> Iterator[Cut]:
+    """The cuts before which a policy keeps nothing, by age and by size."""
     if policy.seconds is not None and policy.seconds * 1_000_000 < now_us:
         yield cuts.at_time(engine, stream, clock.to_datetime(now_us) - timedelta(seconds=policy.seconds))
     if policy.bytes is not None:
-        oversized = engine.read(_oversized, stream, policy.bytes)
+        oversized = engine.run(find_oversized, stream.id, policy.bytes)
         if oversized is not None:
             yield cuts.single(engine, stream, oversized)
 
 
-def _truncate(engine: Engine, stream: StreamRef, cut: _Decision, check: Callable[[Tx], None]) -> bool:
-    def decide(tx: Tx) -> Cut | None:
-        check(tx)
-        return cut if isinstance(cut, Cut) else cut(tx)
-
-    before = cuts.head(engine, stream)
-    truncation.truncate(engine, stream, decide)
-    return cuts.head(engine, stream) != before
+@operation("commit", repeatable=True)
+def truncate_retained(tx: Tx, session: int, store_id: str, stream: int, cut: Cut) -> bool:
+    """Truncate a stream at a cut, as the session that has the upkeep's lease; whether anything became unreadable."""
+    leases.hold(tx, session)
+    return truncation.truncate_locked(tx, store_id, streams.lock_stream(tx, stream), cut)
 
 
-def _consumed(tx: Tx, engine: Engine, stream: StreamRef, names: tuple[str, ...], reasons: dict[str, None]) -> Cut | None:
-    """Behind all that these groups have read; None while one of them is missing, so that nothing goes unread."""
-    rows = segments.list_segments(tx, stream.id)
+@operation("commit", repeatable=True)
+def truncate_consumed(tx: Tx, session: int, store_id: str, stream: int, names: Sequence[str]) -> tuple[bool, str | None]:
+    """Truncate a stream past all that these reader groups have read, as the session that has the upkeep's lease.
+
+    Returns whether anything became unreadable, and the name of a group that is missing: then nothing does.
+    """
+    leases.hold(tx, session)
+    row = streams.lock_stream(tx, stream)
+    found = _consumed(tx, stream, names)
+    if isinstance(found, str):
+        return False, found
+    cut = Cut(store_id, {row.full_name: StreamCut(stream, found)})
+    return truncation.truncate_locked(tx, store_id, row, cut), None
+
+
+def _consumed(tx: Tx, stream: int, names: Sequence[str]) -> dict[int, int] | str:
+    """The cut past all that these groups have read; or the name of one that is missing, so that nothing goes unread."""
+    rows = segments.list_segments(tx, stream)
     heads = {row.number: row.tail for row in rows}
     # Where the groups are, also at the end of a segment: they find their way to its successors from there.
     entered: set[int] = set()
     for name in names:
         group = groups.find_group(tx, name)
-        if group is None or stream.id not in group.streams:
-            reasons[f"nothing of {stream.name} goes by consumption: there is no reader group {name!r} that reads it"] = None
-            return None
-        numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream.id}
+        if group is None or stream not in group.streams:
+            return name
+        numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream}
         entered.update(numbers)
         spans = [row.span for row in rows if row.number in numbers]
         for row in rows:
             read = numbers.get(row.number, row.tail if is_before(row.span, spans) else row.head)
             heads[row.number] = min(heads[row.number], read)
-    return cuts.single(engine, stream, _cut_behind(rows, heads, entered))
+    return _cut_behind(rows, heads, entered)
 
 
-def _oversized(tx: Tx, stream: StreamRef, limit_bytes: int) -> dict[int, int] | None:
+@operation("read")
+def find_oversized(tx: Tx, stream: int, limit_bytes: int) -> dict[int, int] | None:
     """Behind the oldest events that are too many; None if there are none. About `limit_bytes` stay."""
-    rows = segments.list_segments(tx, stream.id)
+    rows = segments.list_segments(tx, stream)
     if sum(row.bytes for row in rows) <= limit_bytes:
         return None
     # What a tag or a running reader keeps below the head counts in the rows, and does not count here.

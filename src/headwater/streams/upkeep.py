@@ -16,15 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
 from headwater.catalog import leases, objects, sessions, streams, tags, tiers, transactions
-from headwater.catalog.database import Tx
-from headwater.catalog.tiers import Backlog, Weight
+from headwater.catalog.tiers import Backlog
 from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
 from headwater.model.limits import (
-    KEPT_SECONDS,
     LEASE_SECONDS,
-    MARKER_SECONDS,
-    SESSION_SECONDS,
-    SLICE_ROWS,
     TIER_BYTES,
     TIER_EXTENTS,
     TIER_SECONDS,
@@ -150,7 +145,7 @@ class Upkeep:
         """No process tiers or deletes anything meanwhile. FencedError at the end if one may have, since the lease was lost."""
         with self._alone():
             yield
-            if self._is_ours and (self._session is None or not self._engine.look(leases.is_held, self._session)):
+            if self._is_ours and (self._session is None or not self._engine.run(leases.is_held, self._session)):
                 raise FencedError(
                     "the pause ended before its block: this process was not heard of for too long; repeat what was done in it"
                 )
@@ -169,7 +164,7 @@ class Upkeep:
         """All of a stream's blocks as jobs for other processes, and what puts a chunk they made in its place."""
         with self._alone():
             chunks = self._chunks()
-            found = [backlog for backlog in self._engine.read(tiers.list_backlogs) if backlog.stream == stream.id]
+            found = [backlog for backlog in self._engine.run(tiers.list_backlogs) if backlog.stream == stream.id]
             jobs = [job for backlog in found for job in chunks.plan(stream, backlog)]
 
             def finish(made: MadeChunk) -> Moved | None:
@@ -191,7 +186,7 @@ class Upkeep:
     def _take_if_free(self) -> bool:
         if self._is_held:
             return True
-        if self._engine.look(leases.find_holder) is not None:
+        if self._engine.run(leases.find_holder) is not None:
             return False
         # Never with a session from before: it may have been fenced, and what it stores be taken for garbage.
         self._give_up()
@@ -203,9 +198,9 @@ class Upkeep:
         """Take the lease; else who has it."""
         process = f"{socket.gethostname()}:{os.getpid()}"
         if self._session is None:
-            self._session = self._engine.write_once(sessions.begin_session, f"{process} upkeep")
+            self._session = self._engine.run(sessions.begin_session, f"{process} upkeep")
             self._index = 0
-        holder = self._engine.write_once(leases.take, self._session, process, _us(LEASE_SECONDS), by_hand=by_hand)
+        holder = self._engine.run(leases.take, self._session, process, by_hand=by_hand)
         self._is_held = holder is None
         if self._is_held and not self._beats:
             self._beats = True
@@ -240,8 +235,8 @@ class Upkeep:
             self._beats = False
             return False
         try:
-            is_live = self._engine.write_once(sessions.renew_session, session)
-            is_ours = is_live and (not self._is_held or self._engine.write_once(leases.renew, session, _us(LEASE_SECONDS)))
+            is_live = self._engine.run(sessions.renew_session, session)
+            is_ours = is_live and (not self._is_held or self._engine.run(leases.renew, session))
             # Another session may have begun meanwhile.
             if not is_ours and self._session == session:
                 self._is_held = False
@@ -252,14 +247,9 @@ class Upkeep:
     def _give_up(self) -> None:
         session, self._session, self._is_held = self._session, None, False
         if session is not None and not self._engine.is_closed:
-
-            def work(tx: Tx) -> None:
-                leases.release(tx, session)
-                sessions.end_session(tx, session)
-
-            # If it can't be told now, the lease runs out by itself.
+            # If the catalog is out of reach now, the lease runs out by itself.
             with suppress(UnavailableError):
-                self._engine.write_once(work)
+                self._engine.run(leases.give_up, session)
 
     # What is done.
 
@@ -301,14 +291,14 @@ class Upkeep:
             log.warning("%s", problem)
 
     def _time_out(self, report: UpkeepReport) -> None:
-        if self._engine.look(transactions.has_expired):
-            while gone := self._engine.write_once(transactions.abort_expired):
+        if self._engine.run(transactions.has_expired):
+            while gone := self._engine.run(transactions.abort_expired):
                 report.transactions_aborted += len(gone)
                 failpoints.reach("txn.expired")
-        if self._engine.look(sessions.has_expired, _us(SESSION_SECONDS)):
-            report.sessions_fenced += len(self._engine.write_once(sessions.fence_expired_sessions, _us(SESSION_SECONDS)))
-        if self._engine.look(tags.has_expired):
-            self._engine.write_once(tags.delete_expired)
+        if self._engine.run(sessions.has_expired):
+            report.sessions_fenced += len(self._engine.run(sessions.fence_expired_sessions))
+        if self._engine.run(tags.has_expired):
+            self._engine.run(tags.delete_expired)
             report.rows_deleted += truncation.free_rows(self._engine)
 
     def _scale(self, report: UpkeepReport) -> None:
@@ -317,13 +307,12 @@ class Upkeep:
         report.segments_merged += done.merges
 
     def _retain(self, report: UpkeepReport) -> None:
-        report.streams_truncated += retention.retain(
-            self._engine, self._now_us(), lambda problem: self._note(report, problem), lambda tx: leases.hold(tx, self._live_session())
-        )
+        session = self._live_session()
+        report.streams_truncated += retention.retain(self._engine, session, self._now_us(), lambda problem: self._note(report, problem))
         report.rows_deleted += truncation.free_rows(self._engine)
 
     def _tier(self, report: UpkeepReport, eager: bool) -> None:
-        backlogs = self._engine.read(tiers.list_backlogs)
+        backlogs = self._engine.run(tiers.list_backlogs)
         now_us = self._now_us()
         self._weighed = {backlog.log: self._weighed[backlog.log] for backlog in backlogs if backlog.log in self._weighed}
         for backlog in self._rested(backlogs, eager):
@@ -332,8 +321,8 @@ class Upkeep:
                 if moved is None:
                     break
                 self._due["garbage"] = min(self._due.get("garbage", 0.0), time.monotonic() + _ROUND_SECONDS)
-                backlog = backlog._replace(start=self._engine.look(tiers.get_until, backlog.log))
-        for leftover, until in self._engine.read(tiers.list_leftover_inline):
+                backlog = backlog._replace(start=self._engine.run(tiers.get_until, backlog.log))
+        for leftover, until in self._engine.run(tiers.list_leftover_inline):
             self._chunks().delete_inline(leftover, until)
 
     def _is_due(self, backlog: Backlog, now_us: int) -> bool:
@@ -341,7 +330,7 @@ class Upkeep:
         until, due_at = self._weighed.get(backlog.log, (-1, 0))
         if until == backlog.tail and now_us < due_at and not backlog.is_sealed:
             return False
-        weight: Weight = self._engine.look(tiers.weigh, backlog.log, backlog.start, TIER_EXTENTS)
+        weight = self._engine.run(tiers.weigh, backlog.log, backlog.start)
         due_at = (weight.oldest_at if weight.extents else now_us) + _us(TIER_SECONDS)
         enough = weight.bytes >= TIER_BYTES or weight.extents >= TIER_EXTENTS or backlog.is_sealed
         if weight.extents and (enough or now_us >= due_at):
@@ -351,7 +340,7 @@ class Upkeep:
         return False
 
     def _compact(self, report: UpkeepReport, eager: bool) -> None:
-        for backlog in self._rested(self._engine.read(tiers.list_crowded), eager):
+        for backlog in self._rested(self._engine.run(tiers.list_crowded), eager):
             while self._may_go_on(eager):
                 moved = self._try(report, backlog, lambda chunks, ref, backlog=backlog: chunks.compact(ref, backlog))  # type: ignore[misc]
                 if moved is None:
@@ -362,7 +351,7 @@ class Upkeep:
         """Make one chunk. What is damaged or was changed meanwhile is left, and the rest goes on."""
         name = f"stream {backlog.stream}"
         try:
-            ref = stream_ref(self._engine, self._engine.look(streams.get_stream, backlog.stream))
+            ref = stream_ref(self._engine, self._engine.run(streams.get_stream, backlog.stream))
             name = ref.name
             moved = make(self._chunks(), ref)
         except (ConditionFailedError, TruncatedError, NotFoundError):
@@ -390,9 +379,9 @@ class Upkeep:
         return [backlog for backlog in backlogs if backlog.log not in self._resting]
 
     def _collect(self, report: UpkeepReport) -> None:
-        report.rows_deleted += self._engine.write_once(tags.forget_dropped)
+        report.rows_deleted += self._engine.run(tags.forget_dropped)
         report.rows_deleted += truncation.free_rows(self._engine)
-        while gone := self._engine.write_once(objects.prune, self._live_session(), _us(KEPT_SECONDS), _us(MARKER_SECONDS), SLICE_ROWS // 4):
+        while gone := self._engine.run(objects.prune, self._live_session()):
             report.rows_deleted += gone
         report.objects_deleted += garbage.collect(self._engine, self._live_session())
 
@@ -415,4 +404,4 @@ class Upkeep:
         return not self._stop.is_set and (by_hand or not self._is_wanted)
 
     def _now_us(self) -> int:
-        return int(self._engine.database.query("SELECT now_us()")[0][0])
+        return self._engine.run(sessions.get_time)
