@@ -15,7 +15,6 @@ from headwater.catalog import segments
 from headwater.catalog.database import Tx
 from headwater.catalog.schema import later, next_id
 from headwater.catalog.segments import SegmentRow
-from headwater.catalog.tables import EntryChange
 from headwater.errors import ConflictError, FencedError, NotFoundError
 from headwater.model.keys import WHOLE, KeyRange
 
@@ -98,7 +97,7 @@ def _group(tx: Tx, row: tuple[int, str, int, int, str | None]) -> GroupRow:
     return GroupRow(row[0], row[1], row[2], row[3], ends, streams)
 
 
-def _lock(tx: Tx, group: int) -> GroupRow:
+def lock_group(tx: Tx, group: int) -> GroupRow:
     rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE id = ? FOR UPDATE", (group,))
     if not rows:
         raise NotFoundError("this reader group was deleted")
@@ -110,7 +109,7 @@ def list_groups(tx: Tx) -> list[str]:
 
 
 def delete_group(tx: Tx, group: int) -> None:
-    _lock(tx, group)
+    lock_group(tx, group)
     for table in ("group_segment", "group_reader", "group_stream"):
         tx.run(f"DELETE FROM {table} WHERE grp = ?", (group,))
     tx.run("DELETE FROM reader_group WHERE id = ?", (group,))
@@ -123,7 +122,7 @@ def _next(column: str) -> str:
 
 def reset_group(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
     """Put the group at other positions. Readers go on from there; what they had not committed is theirs no more."""
-    _lock(tx, group)
+    lock_group(tx, group)
     tx.run(f"UPDATE reader_group SET generation = {_next('generation')} WHERE id = ?", (group,))
     tx.run("DELETE FROM group_segment WHERE grp = ?", (group,))
     _place(tx, group, positions)
@@ -143,7 +142,7 @@ def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
 
 def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
     """(this reader's generation, the group's, its last checkpoint). An older holder of the name is fenced, and its segments are free."""
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     # Generations follow the clock, as ids do (`next_id`): none is given twice by a catalog that forgot its last commits.
     rows = tx.run(
         "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, now_us(), now_us(), ?) ON CONFLICT (grp, id) "
@@ -165,7 +164,7 @@ def get_generation(tx: Tx, group: int, reader: str) -> int:
 
 def leave_group(tx: Tx, group: int, reader: str, generation: int) -> None:
     """Free the reader's segments at their committed positions, if the reader still has this generation."""
-    _lock(tx, group)
+    lock_group(tx, group)
     if _holds(tx, group, reader, generation):
         _let_go(tx, group, reader)
 
@@ -187,7 +186,7 @@ def _holds(tx: Tx, group: int, reader: str, generation: int) -> bool:
 
 def report(tx: Tx, group: int, reader: str, generation: int, dead_after_us: int) -> Turn:
     """Say that a reader lives, let dead ones go, move the frontier on, and give the reader its share. FencedError if it lost its name."""
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     _check_alive(tx, row, reader, generation)
     tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
     for other in _list_dead(tx, group, dead_after_us):
@@ -265,7 +264,7 @@ def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
     """Say that a reader lives. FencedError if it lost its name, NotFoundError if the group is gone."""
     sql = "UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ? AND seen_at > 0 RETURNING id"
     if not tx.run(sql, (group, reader, generation)):
-        _check_alive(tx, _lock(tx, group), reader, generation)
+        _check_alive(tx, lock_group(tx, group), reader, generation)
 
 
 def _check_alive(tx: Tx, row: GroupRow, reader: str, generation: int) -> None:
@@ -290,7 +289,7 @@ def commit_positions(
 
     Given `again`, since the answer to an earlier try was lost, it recognises what was done.
     """
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     if again:
         # A reader that is alive loses segments by its own commits alone: those it gave up, and those that it brought to their end.
         present = {(item.stream, item.segment): item for item in list_frontier(tx, group)}
@@ -298,7 +297,7 @@ def commit_positions(
             key for key, at in positions.items() if key not in present or (present[key].reader != reader and present[key].position >= at)
         }
         positions = {key: number for key, number in positions.items() if key not in stored}
-    _check_holder(tx, row, reader, generation, group_generation, positions)
+    check_holder(tx, row, reader, generation, group_generation, positions)
     _store(tx, group, positions)
     tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
     _advance(tx, row)
@@ -308,9 +307,7 @@ def commit_positions(
     )
 
 
-def _check_holder(
-    tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int]
-) -> None:
+def check_holder(tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int]) -> None:
     """`positions` are those that moved: a segment that is done is nobody's, and its position stays."""
     _check_alive(tx, row, reader, generation)
     if row.generation != group_generation:
@@ -335,42 +332,10 @@ def _store(tx: Tx, group: int, positions: dict[tuple[int, int], int]) -> None:
     )
 
 
-def check_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    """For a transaction: FencedError or ConflictError unless each reader still holds what it read, and is where the transaction began."""
-    for change in changes:
-        group_generation, moves = _load_moves(change.data)
-        row = _lock(tx, change.target)
-        assert change.expected is not None
-        positions = {key: number for key, (_, number) in moves.items()}
-        _check_holder(tx, row, change.name, change.expected, group_generation, positions)
-        present = {(item.stream, item.segment): item.position for item in list_frontier(tx, row.id)}
-        for key, (start, _) in moves.items():
-            if present[key] != start:
-                raise ConflictError(
-                    f"the reader {change.name!r} of group {row.name!r} is at {present[key]} in segment {key[1]}, and this transaction "
-                    f"goes on from {start}: one before it was not committed, or another for the same events was; read on from there"
-                )
-
-
-def apply_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    for change in changes:
-        _, moves = _load_moves(change.data)
-        _store(tx, change.target, {key: number for key, (_, number) in moves.items()})
-        _advance(tx, _lock(tx, change.target))
-
-
-#: From where to where a transaction moves a reader, by stream and segment.
-Moves = dict[tuple[int, int], tuple[int, int]]
-
-
-def dump_moves(group_generation: int, moves: Moves) -> bytes:
-    return json.dumps([group_generation, [[*key, *move] for key, move in sorted(moves.items())]]).encode()
-
-
-def _load_moves(data: bytes | None) -> tuple[int, Moves]:
-    assert data is not None
-    group_generation, rows = json.loads(bytes(data))
-    return group_generation, {(stream, segment): (start, end) for stream, segment, start, end in rows}
+def store_positions(tx: Tx, row: GroupRow, positions: dict[tuple[int, int], int]) -> None:
+    """For a transaction: make positions durable that `check_holder` found to hold, in a locked group."""
+    _store(tx, row.id, positions)
+    _advance(tx, row)
 
 
 def dump_positions(group_generation: int, positions: dict[tuple[int, int], int]) -> bytes:
@@ -478,13 +443,13 @@ def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
 
 def request_checkpoint(tx: Tx, group: int) -> int:
     """Ask every reader to say where it is; returns the request's number."""
-    _lock(tx, group)
+    lock_group(tx, group)
     return int(tx.run(f"UPDATE reader_group SET checkpoint = {_next('checkpoint')} WHERE id = ? RETURNING checkpoint", (group,))[0][0])
 
 
 def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoint: int, positions: dict[tuple[int, int], int]) -> None:
     """A reader's answer: what it had handed out, when it was next asked for an event."""
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     # A reset that the reader has not heard of took its segments: where it was in them counts no more.
     held = {(item.stream, item.segment) for item in list_frontier(tx, group) if item.reader == reader}
     positions = {key: number for key, number in positions.items() if key in held}
