@@ -65,6 +65,9 @@ class Database(Protocol):
         `write`.
         """
 
+    def check_alone(self) -> None:
+        """UnavailableError if this thread is in the midst of a `write` beside which nobody writes: a wait for others would never end."""
+
     def announce(self, news: News = NO_NEWS) -> None:
         """Wake those who wait for a change, here and in other processes, soon. They may hear `news` along with it: see `Changes.heard`."""
 

@@ -296,6 +296,9 @@ class PostgresDatabase:
                 pipeline.close()
             self._idle.clear()
 
+    def check_alone(self) -> None:
+        """Writes of one thread may overlap here, on connections of their own."""
+
     def announce(self, news: News = NO_NEWS) -> None:
         self._changes.bump()
         self._changes.tell_others(news)

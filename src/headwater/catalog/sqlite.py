@@ -195,7 +195,7 @@ class SqliteDatabase:
     def write(self, work: Callable[[Tx], T], *, repeatable: bool = False, news: News = NO_NEWS) -> T:
         # A commit that failed may still be found after a crash, so repeatable work recognises itself; the rest asks (`repeatable` is
         # about an answer lost on a network, which can't be here).
-        self._check_alone()
+        self.check_alone()
         thread = threading.get_ident()
         self._writes[thread] = calls.this_call()
         try:
@@ -222,7 +222,7 @@ class SqliteDatabase:
         finally:
             self._writes.pop(thread, None)
 
-    def _check_alone(self) -> None:
+    def check_alone(self) -> None:
         """Refuse to begin in the midst of a change of this very thread. What that has done would be taken for left over, and be undone."""
         if calls.is_under_way(self._writes.get(threading.get_ident())):
             raise UnavailableError(
@@ -274,7 +274,7 @@ class SqliteDatabase:
     def close(self) -> None:
         if self._memory:
             return
-        self._check_alone()
+        self.check_alone()
         self._changes.close()
         # The last connection empties the WAL, so those that may write go under the lock. One that only read can't always take it.
         lock = self._lock if self._writer is not None else None

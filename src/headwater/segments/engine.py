@@ -121,6 +121,10 @@ class Engine:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
         return self.runner.run(flushes.commit_flush, flush, self._news(flush))
 
+    def check_alone(self) -> None:
+        """UnavailableError where this thread must not wait for a commit of another one, since it is in the midst of its own."""
+        self.database.check_alone()
+
     def announce(self, flush: Flush) -> None:
         """Tell followers of a committed flush."""
         self.database.announce(self._news(flush))

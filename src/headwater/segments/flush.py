@@ -135,6 +135,7 @@ class Flusher:
         What a term refuses is raised as the term's error. After a lost answer it is found out what happened. OutcomeUnknownError if that
         takes too long: `settle` waits until it is known. After UnavailableError nothing of it is stored, now or later.
         """
+        self._check_not_storing()
         self.wait_for_room()
         lane = Lane(self, stream, None, 0, 0, terms)
         with lane.lock:
@@ -244,6 +245,9 @@ class Flusher:
                 self._waiters -= 1
 
     def _check_not_storing(self) -> None:
+        self._engine.check_alone()
+        if threading.current_thread() is self._thread:
+            raise UnavailableError("a finaliser in the midst of another change can't wait for what its own thread is to store: do it later")
         if self._storing is not None and calls.is_under_way(self._storing):
             raise UnavailableError(
                 "this thread is in the midst of storing events, and can't wait for that: in a signal handler raise SystemExit, or note "
