@@ -383,8 +383,8 @@ def _check_tails(positions: Mapping[Key, int], tails: Mapping[Key, int]) -> None
         check_whole(number, "a reader's position", most=MOST)
         if number > tails.get(key, MOST):
             raise ConflictError(
-                f"position {number} lies past the tail of segment {key[1]}, which is {tails[key]}: no position was stored, because no event "
-                "has been there, or the catalog lost it; read on from where the group is"
+                f"no position was stored: {number} in segment {key[1]} lies past its tail {tails[key]}, where no event ever was, or the "
+                "catalog went back to before it; read on from where the group is"
             )
 
 

@@ -53,19 +53,28 @@ def at_time(engine: Engine, stream: StreamRef, time: datetime) -> Cut:
     """Before it lies what was appended before `time`, behind it the rest."""
     check_time(time, "the time of a cut")
     time_us = clock.from_datetime(time)
-    numbers = {}
     with naming(stream):
-        places = engine.run(find_numbers_at, stream.id, time_us)
-    for segment, place in places.items():
-        while isinstance(place, InChunk):
-            number = _in_chunk(engine, place, time_us)
+        found = engine.run(find_numbers_at, stream.id, time_us)
+    return single(engine, stream, {segment: _search_chunks(engine, stream, segment, place, time_us) for segment, place in found.items()})
+
+
+def _search_chunks(engine: Engine, stream: StreamRef, segment: int, place: int | InChunk | None, time_us: int) -> int:
+    """The number that a time means in a segment: `place` if that is a number, or from the times in chunks."""
+    failures = start = 0
+    while isinstance(place, InChunk):
+        start = place.end
+        try:
+            number = engine.chunks.open(place.chunk).find_time(engine.storage, time_us)
             if number < place.end:
-                place = max(number, place.start)
-                break
-            found = engine.run(find_number_at, stream.id, segment, time_us, place.end)
-            place = number if found is None else found
-        numbers[segment] = place
-    return single(engine, stream, numbers)
+                return max(number, place.start)
+        except CorruptDataError:
+            # Upkeep may have put another chunk in its place, with the same events and times.
+            failures += 1
+            if failures == 10:
+                raise
+            start = place.start
+        place = engine.run(find_number_at, stream.id, segment, time_us, start)
+    return start if place is None else place
 
 
 @operation("read", right=Right("read", "stream"))
@@ -85,20 +94,6 @@ def find_number_at(tx: Tx, stream: int, segment: int, time_us: int, start: int) 
     """The first number of a segment from `start` on that was appended at a time or later; None if the segment is gone."""
     row = segments.find_segment(tx, stream, segment)
     return extents.find_number_at(tx, row, time_us, start) if row is not None else None
-
-
-def _in_chunk(engine: Engine, place: InChunk, time_us: int) -> int:
-    # Upkeep may put another chunk there at any moment, but its events and their times stay.
-    for attempt in range(10):
-        extent = next(iter(extents.plan(engine.database, place.log, place.number, place.number + 1, 1)), None)
-        if extent is None or extent.form != extents.PARQUET:
-            break  # Truncated meanwhile.
-        try:
-            return engine.chunks.open(extent).find_time(engine.storage, time_us)
-        except CorruptDataError:
-            if attempt == 9:
-                raise
-    return place.number
 
 
 def fix(engine: Engine, stream: StreamRef, place: Place) -> Place:
