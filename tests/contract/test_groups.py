@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -1075,22 +1074,21 @@ def test_a_deleted_group_can_be_made_anew(store: hw.Store) -> None:
 
 
 def just_before_it_is_made(store: hw.Store, patch: pytest.MonkeyPatch, *calls: Callable[[], Any]) -> None:
-    """Make the calls around the next write of this store."""
+    """Make the first call before this store makes its next group, and the others after that."""
     before, *after = calls
-    names = ("write", "write_once")
-    real = {name: getattr(store._engine, name) for name in names}
+    runner = store._engine.runner
 
-    def written(name: str, *args: Any, **kwargs: Any) -> Any:
-        for each in names:
-            patch.setattr(store._engine, each, real[each])
+    def made(name: str, run: Callable[[], Any]) -> Any:
+        if name != "placing.create_group":
+            return run()
+        patch.setattr(store._engine, "runner", runner)
         before()
-        found = real[name](*args, **kwargs)
+        found = run()
         for call in after:
             call()
         return found
 
-    for name in names:
-        patch.setattr(store._engine, name, partial(written, name))
+    intercept(patch, store, made)
 
 
 def test_a_group_begins_at_the_head_also_if_that_is_truncated_just_before(
