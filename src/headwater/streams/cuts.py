@@ -14,7 +14,7 @@ from headwater.catalog.extents import InChunk
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, TruncatedError
-from headwater.model.arguments import check_time, shown
+from headwater.model.arguments import MOST, check_time, check_whole, shown
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import clock
@@ -80,6 +80,7 @@ def _search_chunks(engine: Engine, stream: StreamRef, segment: int, place: int |
 @operation("read", right=Right("read", "stream"))
 def find_numbers_at(tx: Tx, stream: int, time_us: int) -> dict[int, int | InChunk]:
     """The segments of a time, with the first number of each that was appended then or later, or the chunk that has it."""
+    check_whole(time_us, "a time in microseconds", -MOST, MOST)
     _, rows = _look_at(tx, stream)
     newest = {span.number for span in last_spans(row.span for row in rows)}
     active = [row for row in rows if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)]
@@ -92,6 +93,7 @@ def find_numbers_at(tx: Tx, stream: int, time_us: int) -> dict[int, int | InChun
 @operation("read", right=Right("read", "stream"))
 def find_number_at(tx: Tx, stream: int, segment: int, time_us: int, start: int) -> int | InChunk | None:
     """The first number of a segment from `start` on that was appended at a time or later; None if the segment is gone."""
+    check_whole(time_us, "a time in microseconds", -MOST, MOST)
     row = segments.find_segment(tx, stream, segment)
     return extents.find_number_at(tx, row, time_us, start) if row is not None else None
 
