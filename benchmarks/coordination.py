@@ -19,8 +19,8 @@ from benchmarks.bench import Bench, Place
 from benchmarks.processes import say_ready, started
 from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median_ratio, percentile
 from headwater.catalog import transactions
-from headwater.catalog.flushes import Append
-from headwater.catalog.transactions import Batch, StagedAppend
+from headwater.catalog.parts import Append
+from headwater.catalog.transactions import Batch
 from headwater.model.schemas import OPAQUE
 from headwater.segments.block import Chunk
 from headwater.segments.encoding import encode
@@ -207,9 +207,7 @@ def _stage_blocks(store: hw.Store, stream: hw.Stream, id: str, count: int) -> No
     key = f"txn/{id}/blocks.hwb"
     store._engine.storage.put(key, block.buffers())
     for start in range(0, count, 1000):
-        appends = [
-            StagedAppend(stream.id, Append(0, block.count, block.length, block.crc, None, 0, None)) for _ in range(min(1000, count - start))
-        ]
+        appends = [Append(stream.id, 0, block.count, block.length, block.crc, None, 0, None) for _ in range(min(1000, count - start))]
         store._engine.run(transactions.stage, id, Batch(id=start + 1, appends=appends, object_key=key))
 
 

@@ -13,8 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog.flushes import Append
-from headwater.catalog.transactions import Batch, Change, StagedAppend
+from headwater.catalog.conditions import TailIs
+from headwater.catalog.parts import Append, Term
+from headwater.catalog.positions import ReaderMove
+from headwater.catalog.tables import EntryChange
+from headwater.catalog.transactions import Batch
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import key_bytes
 from headwater.model.limits import EVENT_BYTES, INLINE_BYTES, MIB
@@ -27,7 +30,7 @@ from headwater.segments.pending import FEW_EVENTS
 from headwater.segments.routing import Route, Router
 from headwater.storage import layout
 from headwater.streams.lifecycle import open_stream
-from headwater.tables import TABLE_SCHEMA
+from headwater.tables import changes_chunk
 from headwater.writer import EventCheck, batch_chunk
 
 T = TypeVar("T")
@@ -39,9 +42,8 @@ _STAGE_BYTES = 8 * MIB
 
 
 class TableChange(NamedTuple):
-    """A put, or a removal, of a table's entry, if it has the version that is expected."""
+    """A put of a table's entry (a removal if the value is None), if it has the version that is expected."""
 
-    kind: str
     key: str
     value: bytes | None
     expected: int | None
@@ -95,9 +97,11 @@ class Contents:
         self._unseen: set[str] = set()
         self._events: dict[str, _Events] = {}
         self._tables: dict[int, tuple[StreamRef, list[TableChange]]] = {}
-        self._states: list[tuple[StreamRef, Append, int]] = []
+        self._states: list[tuple[StreamRef, Append, TailIs]] = []
         self._updated: set[int] = set()
-        self.readers: list[Change] = []
+        self.readers: list[ReaderMove] = []
+        #: Conditions and changes beside those of events, tables, shared state and readers.
+        self.terms: list[Term] = []
         #: What may still be added before all of it is to be staged.
         self.room = _STAGE_BYTES
 
@@ -147,17 +151,18 @@ class Contents:
         self._tables.setdefault(ref.id, (ref, []))[1].append(change)
         self.room -= len(change.value or b"") + EVENT_OVERHEAD_BYTES
 
-    def update(self, stream: StreamRef, append: Append, expected: int) -> None:
-        """Of shared state, which is at `expected` now."""
+    def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
+        """Add an update of shared state, which is at `expected` now."""
         if stream.id in self._updated:
             raise InvalidRequestError(f"this transaction updates {stream.name} already: give all its updates at once")
         self._updated.add(stream.id)
         self._states.append((stream, append, expected))
         self.room -= append.length
 
-    def move_reader(self, change: Change) -> None:
-        self.readers = [other for other in self.readers if other[3:6] != change[3:6]]
-        self.readers.append(change)
+    def move_reader(self, move: ReaderMove) -> None:
+        mine = move.group, move.reader, move.generation
+        self.readers = [other for other in self.readers if (other.group, other.reader, other.generation) != mine]
+        self.readers.append(move)
 
     def emptied(self) -> Contents:
         """The same without what was given: that is staged, or the transaction ended."""
@@ -264,30 +269,26 @@ class Contents:
                 batch.widths[events.stream.id] = len(route.numbers)
                 blocks += [(events.stream.id, segment, route.logs[segment], block) for segment, block in events.encode(route)]
         for table, changes in self._tables.values():
-            columns = pa.RecordBatch.from_arrays(
-                [pa.array([change.key for change in changes], pa.string()), pa.array([change.value for change in changes], pa.binary())],
-                schema=TABLE_SCHEMA,
-            )
-            batch.changes += [
-                Change(len(blocks), place, change.kind, table.id, change.key, change.expected, change.value)
-                for place, change in enumerate(changes)
+            batch.terms += [
+                EntryChange(table.id, change.key, change.value, change.expected, place, len(blocks)) for place, change in enumerate(changes)
             ]
-            blocks.append((table.id, 0, 0, encode([Chunk(columns, None, None)], table.schema_version, False)))
+            chunk = changes_chunk([change.key for change in changes], [change.value for change in changes])
+            blocks.append((table.id, 0, 0, encode([chunk], table.schema_version, False)))
         size = sum(block.length for *_, block in blocks)
         at = 0
         buffers: list[Any] = []
         for stream_id, segment, log, block in blocks:
             own = block.buffers()
             data = b"".join(own) if size <= _INLINE_BYTES else None
-            batch.appends.append(StagedAppend(stream_id, Append(segment, block.count, block.length, block.crc, None, at, data, log)))
+            batch.appends.append(Append(stream_id, segment, block.count, block.length, block.crc, None, at, data, log))
             if data is None:
                 buffers += own
                 at += block.length
         if buffers:
             batch.object_key = layout.transaction_key(transaction, uuid.uuid4().hex)
             self._engine.storage.put(batch.object_key, buffers)
-        batch.appends += [StagedAppend(stream.id, append, expected) for stream, append, expected in self._states]
-        batch.changes += self.readers
+        batch.appends += [append for _, append, _ in self._states]
+        batch.terms += [*(expected for _, _, expected in self._states), *self.readers, *self.terms]
         return None if batch.is_empty else batch
 
 

@@ -503,7 +503,7 @@ class Store:
     def marker(self, owner: str) -> Marker | None:
         """The last marker that was committed for this owner."""
         check_owner(owner)
-        return self._engine.read(commits.find_marker, owner)
+        return self._engine.run(commits.find_marker, owner)
 
     def reader_group(self, name: str, streams: list[str] | None = None, start: Place = None, end: Place = None) -> ReaderGroup:
         """Create or open a group of readers; with the name alone, open it. It begins at `start`, and ends at `end` if that is given."""
@@ -517,7 +517,7 @@ class Store:
     def table(self, name: str) -> Table:
         """Create or open a table."""
         self._check_open()
-        return Table(self._engine, self._open_inner(name, "table", TABLE_SCHEMA))
+        return Table(self._engine, self._flusher, self._open_inner(name, "table", TABLE_SCHEMA))
 
     def tables(self, scope: str | None = None) -> list[str]:
         """Full names, in order, of all tables, or of those in a scope."""

@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog.flushes import Append
+from headwater.catalog.conditions import TailIs
+from headwater.catalog.parts import Append
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import ConditionFailedError, InvalidRequestError, OutcomeUnknownError, TruncatedError, UnavailableError
+from headwater.errors import ConditionFailedError, InvalidRequestError, TruncatedError
 from headwater.model.arguments import MOST, check_callable, shown
 from headwater.model.limits import EVENT_BYTES
 from headwater.model.schemas import OPAQUE
@@ -81,19 +82,9 @@ class Revisioned:
         if expected is not None:
             _check_revision(expected, "expected")
         self._flusher.settle(self._ref.id)
-        run = self._flusher.append(self._ref, _chunk([data]), len(data), expected)
-        try:
-            self._flusher.wait_for(run)
-        except BaseException as error:
-            is_taken_back = self._flusher.give_up(run)
-            if not isinstance(error, UnavailableError) or is_taken_back:
-                raise
-            if not run.ended:
-                raise OutcomeUnknownError(f"the value may or may not be appended to {self.name} ({error}): look at `latest`") from error
-        if run.error is not None:
-            raise run.error.again()
-        assert run.placement is not None
-        return Revision(run.placement.position(run.offset).number + 1), run.placement.appended_at
+        terms = () if expected is None else (TailIs(self._ref.id, 0, expected),)
+        placement = self._flusher.append(self._ref, _chunk([data]), len(data), terms)
+        return Revision(placement.firsts[0] + 1), placement.appended_at
 
     def read(self, after: int | None = None) -> Iterator[tuple[Revision, bytes]]:
         """(revision, value) of every value behind `after`, to now. TruncatedError if some were truncated."""
@@ -270,15 +261,16 @@ class Synchronizer(Generic[S, U]):
                 self._fetch()
                 return
 
-    def stage(self, store_id: str, updates: Sequence[U]) -> tuple[StreamRef, Append, int]:
-        """For a transaction of the same store: the block that holds these updates, and the revision it must land at."""
+    def stage(self, store_id: str, updates: Sequence[U]) -> tuple[StreamRef, Append, TailIs]:
+        """For a transaction of the same store: the block that holds these updates, and that it must land at the present revision."""
         with self._lock:
             if self._log._engine.store_id != store_id:
                 raise InvalidRequestError(f"{self.name} is of another store than this transaction")
             data = _dumped(updates)
             self._try(json.loads(data)["updates"])
             block = encode([_chunk([data])], self._log._ref.schema_version, True)
-            return self._log._ref, block.inline(0), int(self._revision)
+            stream = self._log._ref.id
+            return self._log._ref, block.inline(stream, 0), TailIs(stream, 0, int(self._revision))
 
 
 def check_rules(initial: Any, apply: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -14,9 +14,9 @@ from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
 from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.block import Chunk
-from headwater.segments.encoding import encode
 from headwater.segments.engine import Engine
-from headwater.segments.lanes import StreamRef
+from headwater.segments.flush import Flusher
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef
 from headwater.segments.read import Columns, SegmentCursor
 from headwater.streams import cuts, reading
 
@@ -44,15 +44,17 @@ class TableChange(NamedTuple):
 class Table:
     """Keys and values with versions. Every change is durable on return, and an event of the table's own stream."""
 
-    def __init__(self, engine: Engine, ref: StreamRef) -> None:
+    def __init__(self, engine: Engine, flusher: Flusher, ref: StreamRef) -> None:
         self._engine = engine
+        self._flusher = flusher
         self._ref = ref
 
     def __repr__(self) -> str:
         return f"<Table {self._ref.name}>"
 
     def __len__(self) -> int:
-        return self._engine.read(tables.count_entries, self._ref.id) or self._nothing(0)
+        self._flusher.settle(self._ref.id)
+        return self._engine.run(tables.count_entries, self._ref.id) or self._nothing(0)
 
     @property
     def name(self) -> str:
@@ -64,24 +66,24 @@ class Table:
         With `version`, ConditionFailedError unless the key has that one (`hw.ABSENT`: is missing).
         """
         check_entry(key, value, version)
-        return self._change("put", key, value, version)
+        return self._change(key, value, version)
 
     def remove(self, key: str, version: int | None = None) -> int:
         """Remove a key, whether or not it is there; returns the change's version. With `version`, only if the key has that one."""
         check_key(key, version)
-        return self._change("remove", key, None, version)
+        return self._change(key, None, version)
 
-    def _change(self, kind: str, key: str, value: bytes | None, version: int | None) -> int:
-        columns = pa.RecordBatch.from_arrays([pa.array([key], pa.string()), pa.array([value], pa.binary())], schema=TABLE_SCHEMA)
-        block = encode([Chunk(columns, None, None)], self._ref.schema_version, False)
-        append = block.inline(0)
-        change = EntryChange(kind, self._ref.id, key, version, value, 0)
-        return self._engine.write(tables.write_entries, self._ref.id, append, [change])
+    def _change(self, key: str, value: bytes | None, version: int | None) -> int:
+        chunk = changes_chunk([key], [value])
+        size = len(key) + len(value or b"") + EVENT_OVERHEAD_BYTES
+        placement = self._flusher.append(self._ref, chunk, size, (EntryChange(self._ref.id, key, value, version),))
+        return placement.firsts[0] + 1
 
     def get(self, key: str) -> Entry | None:
         """The key's entry, None if it has none."""
         check_key(key)
-        found = self._engine.look(tables.find_entry, self._ref.id, key)
+        self._flusher.settle(self._ref.id)
+        found = self._engine.run(tables.find_entry, self._ref.id, key)
         return Entry(found[1], found[0]) if found is not None else self._nothing(None)
 
     def _nothing(self, answer: T) -> T:
@@ -96,8 +98,9 @@ class Table:
         return self._items(prefix)
 
     def _items(self, prefix: str) -> Iterator[tuple[str, Entry]]:
+        self._flusher.settle(self._ref.id)
         after: str | None = None
-        while rows := self._engine.look(tables.list_entries, self._ref.id, prefix, after, _PAGE):
+        while rows := self._engine.run(tables.list_entries, self._ref.id, prefix, after, _PAGE):
             for key, version, value in rows:
                 yield key, Entry(value, version)
             after = rows[-1][0]
@@ -136,6 +139,12 @@ class Table:
     def _check_kept(self, row: SegmentRow, start: int) -> None:
         if start < row.head:
             raise TruncatedError(f"changes of {self.name} behind version {start} were truncated", cuts.head(self._engine, self._ref))
+
+
+def changes_chunk(keys: Sequence[str], values: Sequence[bytes | None]) -> Chunk:
+    """Changes of a table as events of its stream; a value of None is a removal."""
+    columns = [pa.array(keys, pa.string()), pa.array(values, pa.binary())]
+    return Chunk(pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA), None, None)
 
 
 def check_entry(key: str, value: bytes, version: int | None) -> None:

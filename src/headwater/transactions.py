@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headwater.catalog import commits, streams, transactions
 from headwater.catalog.commits import Outcome
-from headwater.catalog.groups import Moves
+from headwater.catalog.positions import Moves
 from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
 from headwater.catalog.transactions import Batch
 from headwater.contents import Contents, TableChange, new_batch_id
@@ -218,12 +218,12 @@ class Transaction:
     def put(self, table: str, key: str, value: bytes, version: int | None = None) -> None:
         """Set a table's entry, at the commit; with `version`, only if it has that one then (`hw.ABSENT`: only if it is missing)."""
         check_entry(key, value, version)
-        self._change_table(table, TableChange("put", key, value, version))
+        self._change_table(table, TableChange(key, value, version))
 
     def remove(self, table: str, key: str, version: int | None = None) -> None:
         """Remove a table's entry, at the commit."""
         check_key(key, version)
-        self._change_table(table, TableChange("remove", key, None, version))
+        self._change_table(table, TableChange(key, None, version))
 
     def _change_table(self, table: str, change: TableChange) -> None:
         with self._lock:
@@ -386,7 +386,7 @@ class Transaction:
             age_us = 0 if self._is_begun else self._age_us
             self._is_asked = True
             try:
-                return self._commit_one(batch, age_us, caller) or self._engine.write_once(
+                return self._commit_one(batch, age_us, caller) or self._engine.run(
                     commits.commit,
                     self._id,
                     batch,
@@ -409,10 +409,10 @@ class Transaction:
             except RollNeeded:
                 # Only what was staged before needs one, so the catalog knows of it.
                 self._is_prepared = True
-                self._engine.write_once(commits.prepare, self._id, batch, caller)
+                self._engine.run(commits.prepare, self._id, batch, caller)
                 failpoints.reach("txn.prepared")
                 self._linger(clock.monotonic() - began)
-                outcome = self._engine.write_once(commits.commit_prepared, self._id, batch, caller)
+                outcome = self._engine.run(commits.commit_prepared, self._id, batch, caller)
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
@@ -429,7 +429,7 @@ class Transaction:
     def _commit_one(self, batch: Batch, age_us: int, caller: str) -> Outcome | None:
         if self._is_begun or self._marker is not None:
             return None
-        return self._engine.attempt(commits.commit_one, self._id, batch, self._lease_us, age_us, caller, self._open_us)
+        return self._engine.run(commits.commit_one, self._id, batch, self._lease_us, age_us, caller, self._open_us)
 
     def _linger(self, spent: float) -> None:
         """Wait while more transactions come to share a roll: those of this process that are on their way, and others soon behind them."""
@@ -440,7 +440,7 @@ class Transaction:
         # As long as this one took to get here, another may take that began a little later.
         pause = max(_PAUSE_SECONDS, min(spent, _LONGEST_LINGER_SECONDS / 4))
         waiting = 0
-        while now < deadline and (found := self._engine.read(commits.count_waiting)) > waiting:
+        while now < deadline and (found := self._engine.run(commits.count_waiting)) > waiting:
             waiting = found
             coming = under_way.undecided()
             until = now + pause
@@ -503,7 +503,7 @@ class Transaction:
 
 
 def _places(batch: Batch) -> set[tuple[int, int, int]]:
-    return {(item.stream, item.append.segment, item.append.log) for item in batch.appends}
+    return {(append.stream, append.segment, append.log) for append in batch.appends}
 
 
 def check_id(id: Any) -> str:

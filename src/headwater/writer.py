@@ -48,7 +48,7 @@ class Ack:
     @property
     def duplicate(self) -> bool:
         """Whether a named writer had been given this number before: nothing was stored again."""
-        return self._index is None
+        return self._index is None or (self._run is not None and self._index < self._run.skipped)
 
     @property
     def done(self) -> bool:
@@ -68,7 +68,7 @@ class Ack:
                 run.lane.flusher.wait_for(run, timeout)
             if run.error is not None:
                 raise run.error.again()
-        return None if self._index is None else self._place(run, self._index)
+        return None if self._index is None or self.duplicate else self._place(run, self._index)
 
     def _place(self, run: Run | None, index: int) -> Any:
         assert run is not None and run.placement is not None

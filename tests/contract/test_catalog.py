@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -17,10 +17,14 @@ from psycopg import sql
 
 import headwater as hw
 from headwater.catalog import extents, flushes, schema, segments, sessions, streams, writers
+from headwater.catalog.conditions import TailIs
 from headwater.catalog.database import Database, Tx
-from headwater.catalog.flushes import Append, Flush, Part, Refused, Stored
+from headwater.catalog.flushes import Flush
+from headwater.catalog.operations import DatabaseRunner
+from headwater.catalog.parts import Append, Part, PartResult, Refused, Stored, Term
 from headwater.catalog.postgres import PostgresDatabase
 from headwater.catalog.sqlite import SqliteDatabase
+from headwater.catalog.writers import WriterIs
 from headwater.errors import ConflictError, FencedError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
@@ -85,20 +89,25 @@ def begin(database: Database) -> int:
     return database.write(lambda tx: sessions.begin_session(tx, "test"))
 
 
-def append(segment: int, count: int, data: bytes = b"block") -> Append:
-    return Append(segment, count, len(data), 0, None, 0, data)
+def append(stream: int, segment: int, count: int, data: bytes = b"block") -> Append:
+    return Append(stream, segment, count, len(data), 0, None, 0, data)
 
 
-def part(stream: int, *counts: tuple[int, int], **more: Any) -> Part:
+def part(stream: int, *counts: tuple[int, int], terms: Sequence[Term] = ()) -> Part:
     """A part with `count` events for each (segment, count)."""
-    return Part(stream, tuple(append(segment, count) for segment, count in counts), **more)
+    return Part(tuple(append(stream, segment, count) for segment, count in counts), tuple(terms))
 
 
-def commit(database: Database, session: int, number: int, *parts: Part) -> list[flushes.PartResult]:
-    return flushes.commit_flush(database, Flush(session, number, parts))
+def part_at(stream: int, tail: int, count: int) -> Part:
+    """A part for the first segment, which must end at `tail`."""
+    return part(stream, (0, count), terms=[TailIs(stream, 0, tail)])
 
 
-def firsts(result: flushes.PartResult) -> tuple[int, ...]:
+def commit(database: Database, session: int, number: int, *parts: Part) -> list[PartResult]:
+    return DatabaseRunner(database).run(flushes.commit_flush, Flush(session, number, parts))
+
+
+def firsts(result: PartResult) -> tuple[int, ...]:
     assert isinstance(result, Stored), result
     return result.firsts
 
@@ -135,7 +144,7 @@ def test_a_commit_that_came_second_is_never_seen_first(catalog: Catalog) -> None
     one, two = begin(first), begin(second)
     applied, go_on = threading.Event(), threading.Event()
 
-    def hold(tx: Tx) -> list[flushes.PartResult]:
+    def hold(tx: Tx) -> list[PartResult]:
         results = flushes.apply_flush(tx, Flush(one, 1, (part(stream, (0, 3)),)))
         applied.set()
         assert go_on.wait(WAIT_SECONDS)
@@ -145,7 +154,7 @@ def test_a_commit_that_came_second_is_never_seen_first(catalog: Catalog) -> None
         assert applied.wait(WAIT_SECONDS)
         ended = threading.Event()
 
-        def follow() -> list[flushes.PartResult]:
+        def follow() -> list[PartResult]:
             try:
                 return commit(second, two, 1, part(stream, (0, 2)))
             finally:
@@ -233,7 +242,7 @@ def test_append_times_never_decrease_in_a_segment(tmp_path: Path) -> None:
 
 def test_the_same_flush_again_gets_the_same_answer_and_changes_nothing(database: Database) -> None:
     stream, session = make_stream(database, count=2), begin(database)
-    flush = [part(stream, (0, 3), (1, 1)), part(stream, (0, 2), expected_tail=99), part(stream, (0, 2))]
+    flush = [part(stream, (0, 3), (1, 1)), part_at(stream, 99, 2), part(stream, (0, 2))]
     first = commit(database, session, 1, *flush)
     assert [type(result) for result in first] == [Stored, Refused, Stored]
     assert commit(database, session, 1, *flush) == first
@@ -300,8 +309,8 @@ def test_a_part_that_fails_is_left_out_and_the_others_commit(database: Database)
         1,
         part(stream, (0, 2)),
         part(sealed, (0, 1)),
-        part(stream, (0, 1), writer="w", generation=generation - 1, last_number=5),
-        part(stream, (1, 1), writer="nobody", generation=1, last_number=5),
+        part(stream, (0, 1), terms=[WriterIs(stream, "w", generation - 1, 0, 5)]),
+        part(stream, (1, 1), terms=[WriterIs(stream, "nobody", 1, 0, 5)]),
         part(stream, (0, 1), (7, 1)),
         part(stream, (0, 4), (1, 1)),
     )
@@ -317,12 +326,12 @@ def test_each_part_sees_the_tails_left_by_the_ones_before(database: Database) ->
         database,
         session,
         1,
-        part(stream, (0, 2), expected_tail=0),
-        part(stream, (0, 1), expected_tail=0),
-        part(stream, (0, 1), expected_tail=2),
+        part_at(stream, 0, 2),
+        part_at(stream, 0, 1),
+        part_at(stream, 2, 1),
         part(stream, (0, 1)),
     )
-    assert results[1] == Refused("moved", 2)
+    assert results[1] == Refused("moved", {"found": 2}, 0)
     assert [firsts(result) for result in (results[0], results[2], results[3])] == [(0,), (2,), (3,)]
 
 
@@ -330,15 +339,15 @@ def test_an_append_with_an_expected_tail_succeeds_only_there(catalog: Catalog) -
     first, second = catalog.open(), catalog.open()
     stream = make_stream(first)
     one, two = begin(first), begin(second)
-    assert firsts(commit(first, one, 1, part(stream, (0, 1), expected_tail=0))[0]) == (0,)
-    assert commit(second, two, 1, part(stream, (0, 1), expected_tail=0)) == [Refused("moved", 1)]
-    assert firsts(commit(second, two, 2, part(stream, (0, 1), expected_tail=1))[0]) == (1,)
+    assert firsts(commit(first, one, 1, part_at(stream, 0, 1))[0]) == (0,)
+    assert commit(second, two, 1, part_at(stream, 0, 1)) == [Refused("moved", {"found": 1}, 0)]
+    assert firsts(commit(second, two, 2, part_at(stream, 1, 1))[0]) == (1,)
 
 
 def test_a_part_touches_all_its_segments_or_none(database: Database) -> None:
     stream, session = make_stream(database, count=2), begin(database)
     database.write(lambda tx: segments.replace_segments(tx, stream, epoch=0, seal=[1], ranges=WHOLE.split(2)[1:]))
-    assert commit(database, session, 1, part(stream, (0, 1), (1, 1))) == [Refused("sealed")]
+    assert commit(database, session, 1, part(stream, (0, 1), (1, 1))) == [Refused("sealed", {})]
     assert tails(database, stream) == [0, 0, 0]
 
 
@@ -354,9 +363,9 @@ def test_a_block_for_a_segment_that_is_sealed_or_gone_is_refused_and_leaves_noth
     commit(database, session, 1, part(stream, (0, 2)))
     database.write(lambda tx: segments.replace_segments(tx, stream, epoch=0, seal=[0], ranges=[WHOLE]))
     before = rows_of(database, stream)
-    assert commit(database, session, 2, part(stream, (0, 3))) == [Refused("sealed")]
-    assert commit(database, session, 3, part(stream, (7, 3))) == [Refused("sealed")]
-    assert commit(database, session, 4, part(stream + 1, (0, 3))) == [Refused("sealed")]
+    assert commit(database, session, 2, part(stream, (0, 3))) == [Refused("sealed", {})]
+    assert commit(database, session, 3, part(stream, (7, 3))) == [Refused("sealed", {})]
+    assert commit(database, session, 4, part(stream + 1, (0, 3))) == [Refused("sealed", {})]
     assert rows_of(database, stream) == before and numbers_seen(database, stream) == [(0, 2)]
     assert firsts(commit(database, session, 5, part(stream, (1, 3)))[0]) == (0,)
 
@@ -368,10 +377,11 @@ def test_a_writer_s_number_and_generation_are_kept_with_its_events(database: Dat
     stream, session = make_stream(database), begin(database)
     first, number = database.write(lambda tx: writers.open_writer(tx, stream, "w"))
     assert number == 0
-    commit(database, session, 1, part(stream, (0, 2), writer="w", generation=first, last_number=17))
+    commit(database, session, 1, part(stream, (0, 2), terms=[WriterIs(stream, "w", first, 0, 17)]))
     second, number = database.write(lambda tx: writers.open_writer(tx, stream, "w"))
     assert second > first and number == 17
-    assert commit(database, session, 2, part(stream, (0, 2), writer="w", generation=first, last_number=18)) == [Refused("fenced", second)]
+    late = part(stream, (0, 2), terms=[WriterIs(stream, "w", first, 17, 18)])
+    assert commit(database, session, 2, late) == [Refused("fenced", {"generation": second}, 0)]
     assert database.read(lambda tx: writers.list_writers(tx, stream)) == [("w", 17)]
     with pytest.raises(NotFoundError):
         database.write(lambda tx: writers.open_writer(tx, 999, "w"))

@@ -301,16 +301,15 @@ def test_an_object_stored_before_the_catalog_heard_of_its_transaction_is_safe(
     committed: list[bool] = []
     with store.transaction() as tx:
         tx.write("g/x", b"whole|" + LARGE * 3)
-        commit = store._engine.write_once
 
-        def garbage_first(change: Any, *args: Any, **kwargs: Any) -> Any:
-            if change.__name__ == "commit" and not committed:
+        def garbage_first(operation: str, run: Callable[[], Any]) -> Any:
+            if operation == "commits.commit" and not committed:
                 committed.append(True)
                 assert len(stored(store)) == 1 and rows(store, "txn")["txn"] == 0
                 assert store.run_upkeep().objects_deleted == 0
-            return commit(change, *args, **kwargs)
+            return run()
 
-        monkeypatch.setattr(store._engine, "write_once", garbage_first)
+        intercept(monkeypatch, store, garbage_first)
     assert committed and values(stream) == [b"whole"]
 
 
@@ -319,15 +318,15 @@ def test_a_transaction_that_was_not_heard_of_for_an_hour_can_not_commit_any_more
     monkeypatch.setattr(garbage, "_UNHEARD_SECONDS", -60.0)
     tx = store.transaction()
     tx.write("g/x", b"late|" + LARGE * 3)
-    commit = store._engine.write_once
+    seen: list[str] = []
 
-    def garbage_first(change: Any, *args: Any, **kwargs: Any) -> Any:
-        if change.__name__ == "commit":
-            monkeypatch.setattr(store._engine, "write_once", commit)
+    def garbage_first(operation: str, run: Callable[[], Any]) -> Any:
+        if operation == "commits.commit" and not seen:
+            seen.append(operation)
             assert store.run_upkeep().objects_deleted == 1
-        return commit(change, *args, **kwargs)
+        return run()
 
-    monkeypatch.setattr(store._engine, "write_once", garbage_first)
+    intercept(monkeypatch, store, garbage_first)
     with pytest.raises(hw.TransactionEndedError):
         tx.commit()
     assert values(stream) == [] and stored(store) == []

@@ -433,7 +433,7 @@ ROUND_TRIPS: dict[Case, int] = {
     transaction_with_a_marker: 3,
     transaction_with_a_table_put: 3,
     transaction_with_an_update: 3,
-    transaction_with_a_readers_position: 8,
+    transaction_with_a_readers_position: 6,
     transaction_staged_before_its_commit: 22,
     status_of_a_transaction: 1,
     list_of_transactions: 3,

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater.catalog.flushes import Flush, PartResult
+from headwater.catalog.flushes import Flush
+from headwater.catalog.parts import PartResult
 from tests.crash.processes import Crew, Place
 
 # Many processes, time-outs and threads: not for a quick run.

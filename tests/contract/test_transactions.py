@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from headwater.catalog.targets import RouteStale
 from headwater.check import check_store
 from headwater.runtime import failpoints
 from tests.crash.processes import Crew, Place, wait_until
+from tests.operations import intercept
 
 # Many processes, time-outs and threads: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -66,18 +66,16 @@ def run_out(store: hw.Store, tx: hw.Transaction) -> None:
 class LosesAnswers:
     """A catalog whose answers to some calls are lost after they were done."""
 
-    def __init__(self, store: hw.Store) -> None:
-        self._engine = store._engine
+    def __init__(self, store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lost: list[str] = []
         self.lose: set[str] = set()
-        for way in ("write_once", "attempt"):
-            setattr(self._engine, way, partial(self._losing, getattr(self._engine, way)))
+        intercept(monkeypatch, store, self._losing)
 
-    def _losing(self, run: Callable[..., Any], change: Any, *args: Any, **named: Any) -> Any:
-        result = run(change, *args, **named)
-        if change is commits.commit_one and result is None:
+    def _losing(self, operation: str, run: Callable[[], Any]) -> Any:
+        result = run()
+        if operation == "commits.commit_one" and result is None:
             return None
-        name = "commit" if change is commits.commit_one else change.__name__
+        name = operation.rpartition(".")[2].removesuffix("_one")
         if name in self.lose:
             self.lose.remove(name)
             self.lost.append(name)
@@ -414,8 +412,8 @@ def test_positions_staged_by_another_process_are_committed_too(store: hw.Store, 
 # Answers that are lost.
 
 
-def test_a_batch_whose_staging_lost_its_answer_is_staged_once(store: hw.Store) -> None:
-    catalog = LosesAnswers(store)
+def test_a_batch_whose_staging_lost_its_answer_is_staged_once(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = LosesAnswers(store, monkeypatch)
     store.table(TABLE)
     tx = store.transaction()
     for number in range(3):
@@ -433,8 +431,8 @@ def test_a_batch_whose_staging_lost_its_answer_is_staged_once(store: hw.Store) -
     assert store.table(TABLE).get("k") == (b"2", 3)
 
 
-def test_what_is_added_after_a_lost_answer_is_not_dropped_silently(store: hw.Store) -> None:
-    catalog = LosesAnswers(store)
+def test_what_is_added_after_a_lost_answer_is_not_dropped_silently(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = LosesAnswers(store, monkeypatch)
     tx = store.transaction()
     tx.write(TWO, "1")
     catalog.lose.add("commit")
@@ -448,8 +446,8 @@ def test_what_is_added_after_a_lost_answer_is_not_dropped_silently(store: hw.Sto
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_lost_commit_can_not_be_aborted(store: hw.Store, begun: bool) -> None:
-    catalog = LosesAnswers(store)
+def test_a_lost_commit_can_not_be_aborted(store: hw.Store, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = LosesAnswers(store, monkeypatch)
     tx = store.transaction()
     tx.write(TWO, "1")
     if begun:
@@ -464,8 +462,8 @@ def test_a_lost_commit_can_not_be_aborted(store: hw.Store, begun: bool) -> None:
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_repetition_whose_answer_was_lost_is_still_one(store: hw.Store, staged: bool) -> None:
-    catalog = LosesAnswers(store)
+def test_a_repetition_whose_answer_was_lost_is_still_one(store: hw.Store, staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = LosesAnswers(store, monkeypatch)
     with store.transaction(marker=hw.Marker("me", 1)) as first:
         first.write(TWO, "1")
     tx = store.transaction(marker=hw.Marker("me", 1))
@@ -605,11 +603,11 @@ def test_large_transactions_are_staged_in_storage(store: hw.Store) -> None:
     assert extents[1] < 24 * 1024 * 1024, "a batch of 30 MB is several blocks"
 
 
-def test_a_failure_while_a_write_stages_adds_nothing(store: hw.Store) -> None:
+def test_a_failure_while_a_write_stages_adds_nothing(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = store.transaction()
     for number in range(3):
         tx.write(TWO, f"{number}".ljust(4_000_000, "."))
-    catalog = LosesAnswers(store)
+    catalog = LosesAnswers(store, monkeypatch)
     catalog.lose.add("stage")
     with pytest.raises(hw.UnavailableError):
         tx.write(TWO, "3")

@@ -279,7 +279,7 @@ def test_of_two_attempts_to_commit_one_event_at_the_same_time_the_later_finds_th
     batch = tx._contents.gather(tx._id)
     assert batch is not None
     again = (tx._id, batch, 30_000_000, 0, "me", 0)
-    assert _second_attempt(store, (tx._id, batch, None, *again[2:5]), lambda: store._engine.attempt(commits.commit_one, *again)) is None
+    assert _second_attempt(store, (tx._id, batch, None, *again[2:5]), lambda: store._engine.run(commits.commit_one, *again)) is None
     assert _values(store, TWO) == [b"1"]
 
 
@@ -292,7 +292,7 @@ def test_of_two_attempts_of_one_commit_at_the_same_time_the_later_finds_the_firs
     if has_events:
         tx.write(ONE, "1", key="a")
     arguments = (tx._id, tx._contents.gather(tx._id) or Batch(), tx._marker, 30_000_000, 0, "me")
-    found = _second_attempt(store, arguments, lambda: store._engine.write_once(commits.commit, *arguments))
+    found = _second_attempt(store, arguments, lambda: store._engine.run(commits.commit, *arguments))
     assert found.id == tx._id
     assert _values(store, ONE) == ([b"1"] if has_events else [])
     assert store.transaction_status(tx._id) is hw.TransactionStatus.COMMITTED

@@ -16,7 +16,6 @@ from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import later, next_id
 from headwater.catalog.segments import SegmentRow
-from headwater.catalog.tables import EntryChange
 from headwater.errors import ConflictError, FencedError, NotFoundError
 from headwater.model.arguments import MOST, check_whole
 from headwater.model.keys import WHOLE, KeyRange
@@ -104,7 +103,7 @@ def get_group(tx: Tx, group: int) -> GroupRow:
     return _get(*tx.run_all(_group(group)))
 
 
-def _lock(tx: Tx, group: int) -> GroupRow:
+def lock_group(tx: Tx, group: int) -> GroupRow:
     return _get(*tx.run_all(_group(group, " FOR UPDATE")))
 
 
@@ -133,7 +132,7 @@ def list_groups(tx: Tx) -> list[str]:
 
 @operation("commit", right=Right("manage", "group"))
 def delete_group(tx: Tx, group: int) -> None:
-    _lock(tx, group)
+    lock_group(tx, group)
     for table in ("group_segment", "group_reader", "group_stream"):
         tx.run(f"DELETE FROM {table} WHERE grp = ?", (group,))
     tx.run("DELETE FROM reader_group WHERE id = ?", (group,))
@@ -146,7 +145,7 @@ def _next(column: str) -> str:
 
 def reset_group(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
     """Put the group at other positions. Readers go on from there; what they had not committed is theirs no more."""
-    _lock(tx, group)
+    lock_group(tx, group)
     tx.run(f"UPDATE reader_group SET generation = {_next('generation')} WHERE id = ?", (group,))
     tx.run("DELETE FROM group_segment WHERE grp = ?", (group,))
     _place(tx, group, positions)
@@ -181,7 +180,7 @@ def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
 def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
     """(this reader's generation, the group's, its last checkpoint). An older holder of the name is fenced, and its segments are free."""
     parse_word(reader, "reader")
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     # Generations follow the clock, as ids do (`next_id`): none is given twice by a catalog that forgot its last commits.
     rows = tx.run(
         "INSERT INTO group_reader (grp, id, generation, seen_at, checkpoint) VALUES (?, ?, now_us(), now_us(), ?) ON CONFLICT (grp, id) "
@@ -205,7 +204,7 @@ def get_generation(tx: Tx, group: int, reader: str) -> int:
 @operation("commit", repeatable=True, right=Right("read", "group"))
 def leave_group(tx: Tx, group: int, reader: str, generation: int) -> None:
     """Free the reader's segments at their committed positions, if the reader still has this generation."""
-    _lock(tx, group)
+    lock_group(tx, group)
     if _holds(tx, group, reader, generation):
         _let_go(tx, group, reader)
 
@@ -236,7 +235,7 @@ def _is_alive(rows: Sequence[Row], generation: int) -> bool:
 @operation("commit", repeatable=True, right=Right("read", "group"))
 def report(tx: Tx, group: int, reader: str, generation: int) -> Turn:
     """Say that a reader lives, let dead ones go, move the frontier on, and give the reader its share. FencedError if it lost its name."""
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     _check_alive(tx, row, reader, generation)
     tx.defer("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", [(group, reader)])
     for other in _list_dead(tx, group):
@@ -318,7 +317,7 @@ def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
     """Say that a reader lives. FencedError if it lost its name, NotFoundError if the group is gone."""
     sql = "UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ? AND seen_at > 0 RETURNING id"
     if not tx.run(sql, (group, reader, generation)):
-        _check_alive(tx, _lock(tx, group), reader, generation)
+        _check_alive(tx, lock_group(tx, group), reader, generation)
 
 
 def _check_alive(tx: Tx, row: GroupRow, reader: str, generation: int) -> None:
@@ -341,7 +340,7 @@ def commit_positions(
     ConflictError, and nothing is stored, if a position lies past the tail or below what is durable already. Run again after a lost
     answer, this stores what it stored before, and passes over the segments that the reader lost by it.
     """
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     seat = _look_at_seat(tx, row, reader, generation, group_generation)
     _check_tails(positions, seat.tails)
     lost = {key: at for key, at in positions.items() if key not in seat.held}
@@ -439,14 +438,17 @@ def _moved_on(row: GroupRow, reader: str, key: Key, position: int, number: int) 
     )
 
 
-def _check_holder(tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: dict[Key, int]) -> None:
-    """For a transaction: FencedError or ConflictError unless the reader may store these positions, none of which lies past a tail.
+def check_holder(
+    tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: Mapping[Key, int]
+) -> dict[Key, Assigned]:
+    """For a transaction: the frontier. FencedError or ConflictError unless the reader may store these positions.
 
-    `positions` are those that moved: a segment that is done is nobody's, and its position stays.
+    None of them may lie past a tail. They are those that moved: a segment that is done is nobody's, and its position stays.
     """
     seat = _look_at_seat(tx, row, reader, generation, group_generation)
     _check_tails(positions, seat.tails)
     _check_held(row, reader, seat, positions)
+    return seat.frontier
 
 
 def _store(tx: Tx, group: int, positions: Mapping[Key, int]) -> None:
@@ -456,42 +458,10 @@ def _store(tx: Tx, group: int, positions: Mapping[Key, int]) -> None:
     )
 
 
-def check_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    """For a transaction: FencedError or ConflictError unless each reader still holds what it read, and is where the transaction began."""
-    for change in changes:
-        group_generation, moves = _load_moves(change.data)
-        row = _lock(tx, change.target)
-        assert change.expected is not None
-        positions = {key: number for key, (_, number) in moves.items()}
-        _check_holder(tx, row, change.name, change.expected, group_generation, positions)
-        present = {(item.stream, item.segment): item.position for item in list_frontier(tx, row.id)}
-        for key, (start, _) in moves.items():
-            if present[key] != start:
-                raise ConflictError(
-                    f"the reader {change.name!r} of group {row.name!r} is at {present[key]} in segment {key[1]}, and this transaction "
-                    f"goes on from {start}: one before it was not committed, or another for the same events was; read on from there"
-                )
-
-
-def apply_positions(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    for change in changes:
-        _, moves = _load_moves(change.data)
-        _store(tx, change.target, {key: number for key, (_, number) in moves.items()})
-        _advance(tx, _lock(tx, change.target))
-
-
-#: From where to where a transaction moves a reader, by stream and segment.
-Moves = dict[tuple[int, int], tuple[int, int]]
-
-
-def dump_moves(group_generation: int, moves: Moves) -> bytes:
-    return json.dumps([group_generation, [[*key, *move] for key, move in sorted(moves.items())]]).encode()
-
-
-def _load_moves(data: bytes | None) -> tuple[int, Moves]:
-    assert data is not None
-    group_generation, rows = json.loads(bytes(data))
-    return group_generation, {(stream, segment): (start, end) for stream, segment, start, end in rows}
+def store_positions(tx: Tx, row: GroupRow, positions: Mapping[Key, int]) -> None:
+    """For a transaction: make positions durable that `check_holder` found to hold, in a locked group."""
+    _store(tx, row.id, positions)
+    _advance(tx, row)
 
 
 def _dump_positions(group_generation: int, positions: Mapping[Key, int]) -> str:
@@ -601,7 +571,7 @@ def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
 @operation("commit", repeatable=True, right=Right("read", "group"))
 def request_checkpoint(tx: Tx, group: int) -> int:
     """Ask every reader to say where it is; returns the request's number."""
-    _lock(tx, group)
+    lock_group(tx, group)
     return int(tx.run(f"UPDATE reader_group SET checkpoint = {_next('checkpoint')} WHERE id = ? RETURNING checkpoint", (group,))[0][0])
 
 
@@ -611,7 +581,7 @@ def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoi
 
     ConflictError, and nothing is stored, if a position lies past the tail, or nobody asked for this checkpoint.
     """
-    row = _lock(tx, group)
+    row = lock_group(tx, group)
     if checkpoint > row.checkpoint:
         raise ConflictError(f"nobody asked the group {row.name!r} for checkpoint {checkpoint}; the last one is {row.checkpoint}")
     rows = tx.run(*_with_tails(group))

@@ -14,7 +14,7 @@ from headwater.catalog.flushes import Flush
 def of_flush(store: str, flush: Flush) -> Mapping[str, str]:
     """For each place that a flush goes to, what is new there."""
     which = f"{flush.session}.{flush.number}"
-    return {place(store, part.stream, append.segment): which for part in flush.parts for append in part.appends}
+    return {place(store, append.stream, append.segment): which for part in flush.parts for append in part.appends}
 
 
 def place(store: str, stream: int, segment: int) -> str:

@@ -156,22 +156,19 @@ CREATE TABLE txn_extent (
     crc BIGINT NOT NULL,
     object BIGINT,
     position BIGINT NOT NULL,
-    expected_tail BIGINT,
     data BLOB,
     PRIMARY KEY (txn, ordinal)
 );
 CREATE INDEX txn_extent_by_segment ON txn_extent (stream, segment);
 
--- What else a transaction changes: the event `place` of the block `ordinal` puts or removes a table's key; or a reader's positions.
+-- The terms of a transaction's commit: conditions, and what it changes beside blocks. A term about a block has the block's ordinal.
 -- An ordinal below zero marks a batch that was staged, so that it is not staged again.
-CREATE TABLE txn_change (
+CREATE TABLE txn_term (
     txn TEXT NOT NULL REFERENCES txn (id),
     ordinal BIGINT NOT NULL,
     place BIGINT NOT NULL,
     kind TEXT NOT NULL,
-    target BIGINT NOT NULL,
-    name TEXT NOT NULL,
-    expected BIGINT,
+    fields TEXT NOT NULL,
     data BLOB,
     PRIMARY KEY (txn, ordinal, place)
 );

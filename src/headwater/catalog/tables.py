@@ -7,67 +7,86 @@ what the next commit will find.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from headwater.catalog.database import Tx
-from headwater.catalog.flushes import Append, enter_blocks
-from headwater.errors import ConditionFailedError, NotFoundError, SealedError
+from headwater.catalog.database import Row, Statement, Tx
+from headwater.catalog.operations import Right, operation
+from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term
+from headwater.errors import ConditionFailedError, HeadwaterError
 
 #: As an expected version: only if the key is missing.
 ABSENT = 0
 
 
-class EntryChange(NamedTuple):
-    """A put or removal of a key, with the version it makes. `kind` "reader" is a reader's positions on their way with it."""
+class Entries(Ledger["EntryChange"]):
+    """The versions of the entries that parts change."""
 
-    kind: str
-    target: int
-    name: str
-    expected: int | None
+    def statements(self) -> list[Statement]:
+        return [("SELECT version FROM entry WHERE stream = ? AND key = ?", key) for key in self._keys()]
+
+    def _keys(self) -> list[tuple[int, str]]:
+        return sorted({(term.table, term.key) for term in self.terms if term.expected is not None})
+
+    def load(self, answers: list[list[Row]]) -> None:
+        self._versions = {key: rows[0][0] if rows else ABSENT for key, rows in zip(self._keys(), answers, strict=True)}
+        #: The last change of each key, with the version it makes.
+        self._last: dict[tuple[int, str], tuple[EntryChange, int]] = {}
+
+    def refusal(self, terms: Sequence[EntryChange]) -> Refusal | None:
+        """Each change must find the version that it expects, seeing the changes before it."""
+        seen: dict[tuple[int, str], int | None] = {}
+        for term in terms:
+            place = term.table, term.key
+            if term.expected is not None:
+                found = seen[place] if place in seen else self._versions[place]
+                if found != term.expected:
+                    return Refusal(term, "moved", {"found": found})
+            # What an earlier change of the part makes is no version that its caller can know.
+            seen[place] = ABSENT if term.data is None else None
+        return None
+
+    def change(self, placed: Sequence[Placed]) -> None:
+        for term, _, _, first in placed:
+            version = first + term.place + 1
+            self._last[term.table, term.key] = term, version
+            self._versions[term.table, term.key] = ABSENT if term.data is None else version
+
+    def enter(self, tx: Tx) -> None:
+        tx.defer("DELETE FROM entry WHERE stream = ? AND key = ?", [place for place, (term, _) in self._last.items() if term.data is None])
+        tx.defer(
+            "INSERT INTO entry (stream, key, version, value) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (stream, key) DO UPDATE SET version = excluded.version, value = excluded.value",
+            [(*place, version, term.data) for place, (term, version) in self._last.items() if term.data is not None],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntryChange(Term):
+    """A put of a key (a removal if `data` is None), by the event `place` of a block; with `expected`, only if the key has that version."""
+
+    ledger = Entries
+    table: int
+    key: str
     data: bytes | None
-    version: int
+    expected: int | None
+    place: int = 0
+    block: int = 0
+
+    def error(self, refused: Refused) -> HeadwaterError:
+        found = refused.facts["found"]
+        return ConditionFailedError(
+            f"the entry {self.key!r} has version {found or 'none'}, not {self.expected or 'none'}: read it again, decide again",
+            found=found,
+        )
 
 
-def check_entries(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    """ConditionFailedError unless each change finds the version it expects, seeing the changes before it."""
-    if all(change.expected is None for change in changes):
-        return
-    seen: dict[tuple[int, str], int] = {}
-    for change in changes:
-        key = change.target, change.name
-        if change.expected is not None:
-            found = seen[key] if key in seen else _version(tx, *key)
-            if found != change.expected:
-                raise ConditionFailedError(
-                    f"the entry {change.name!r} has version {found or 'none'}, not {change.expected or 'none'}: read it again, decide again"
-                )
-        seen[key] = ABSENT if change.kind == "remove" else change.version
-
-
-def _version(tx: Tx, table: int, key: str) -> int:
-    rows = tx.run("SELECT version FROM entry WHERE stream = ? AND key = ?", (table, key))
-    return int(rows[0][0]) if rows else ABSENT
-
-
-def apply_entries(tx: Tx, changes: Sequence[EntryChange]) -> None:
-    """Put and remove, in order; of several changes to a key the last one stands."""
-    last = {(change.target, change.name): change for change in changes}
-    tx.defer(
-        "DELETE FROM entry WHERE stream = ? AND key = ?",
-        [key for key, change in last.items() if change.kind == "remove"],
-    )
-    tx.defer(
-        "INSERT INTO entry (stream, key, version, value) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT (stream, key) DO UPDATE SET version = excluded.version, value = excluded.value",
-        [(*key, change.version, change.data) for key, change in last.items() if change.kind == "put"],
-    )
-
-
+@operation("statement", right=Right("read", "table"))
 def find_entry(tx: Tx, table: int, key: str) -> tuple[int, bytes] | None:
     rows = tx.run("SELECT version, value FROM entry WHERE stream = ? AND key = ?", (table, key))
     return (rows[0][0], bytes(rows[0][1])) if rows else None
 
 
+@operation("statement")
 def list_entries(tx: Tx, table: int, prefix: str, after: str | None, limit: int) -> list[tuple[str, int, bytes]]:
     """Entries whose key begins with `prefix`, in the order of their keys, from behind `after`."""
     sql = "SELECT key, version, value FROM entry WHERE stream = ?"
@@ -96,25 +115,6 @@ def _behind(prefix: str) -> str | None:
     return kept[:-1] + chr(0xE000 if 0xD800 <= following < 0xE000 else following)
 
 
-def write_entries(tx: Tx, table: int, append: Append, changes: Sequence[EntryChange]) -> int:
-    """Append one block of changes to a table's stream and apply them; returns the first one's version. `changes` count from there."""
-    rows = tx.run("SELECT log, tail, sealed_epoch, appended_at, now_us() FROM segment WHERE stream = ? AND number = 0 FOR UPDATE", (table,))
-    if not rows:
-        raise NotFoundError("this table was deleted")
-    log, tail, sealed, appended_at, now = rows[0]
-    if sealed is not None:
-        raise SealedError("this table is sealed")
-    numbered = [change._replace(version=tail + 1 + index) for index, change in enumerate(changes)]
-    check_entries(tx, numbered)
-    at = max(now, appended_at)
-    enter_blocks(tx, [(log, tail, at, append)])
-    tx.defer(
-        "UPDATE segment SET tail = ?, bytes = bytes + ?, appended_at = ? WHERE stream = ? AND number = 0",
-        [(tail + append.count, append.length, at, table)],
-    )
-    apply_entries(tx, numbered)
-    return int(tail + 1)
-
-
+@operation("statement", right=Right("read", "table"))
 def count_entries(tx: Tx, table: int) -> int:
     return int(tx.run("SELECT count(*) FROM entry WHERE stream = ?", (table,))[0][0])

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from headwater.catalog import segments
 from headwater.catalog.database import Tx
 from headwater.catalog.segments import SegmentRow
+from headwater.catalog.tails import Tail, Tails, Watch
 from headwater.errors import HeadwaterError, NotFoundError, SealedError
 
 
@@ -26,58 +27,55 @@ class ScaledMeanwhile(Exception):
     """A segment was sealed while it was looked at: do it again."""
 
 
-class Target:
-    """A segment that takes blocks: its next number, and what is added to it."""
-
-    def __init__(self, row: SegmentRow) -> None:
-        self.number = row.number
-        self.log = row.log
-        self.tail = row.tail
-        self.made_at = row.made_at
-        self.appended_at = row.appended_at
-        self.is_open = row.is_open
-        self.bytes = 0
-
-    def append_time(self, now: int) -> int:
-        """Never decreasing in a segment; in one that was sealed at birth, to be rolled into, the moment of its birth."""
-        return max(now, self.appended_at) if self.is_open else self.made_at
+def _tail(row: SegmentRow) -> Tail:
+    return Tail(row.number, row.log, row.tail, row.is_open, row.appended_at)
 
 
-Targets = dict[tuple[int, int], Target]
+def open_targets(tx: Tx, needed: Iterable[tuple[int, int]], staged: set[tuple[int, int]], watched: Iterable[Watch]) -> Tails:
+    """The segments themselves, locked, if all that are needed are open still; else where their keys are now, if that takes no roll.
 
-
-def open_targets(tx: Tx, needed: Iterable[tuple[int, int]], staged: set[tuple[int, int]]) -> Targets:
-    """The segments themselves, locked, if all are open still; else where their keys are now, if that takes no roll."""
-    found: Targets = {}
-    for stream, numbers in by_stream(needed).items():
+    Segments that are only watched are locked too, as they are.
+    """
+    needed = set(needed)
+    found: Tails = {}
+    for stream, numbers in by_stream(needed | {(watch.stream, watch.segment) for watch in watched}).items():
         rows = segments.list_segments_numbered(tx, stream, numbers)
-        closed = set(numbers) - {row.number for row in rows if row.is_open}
+        own = {number for number in numbers if (stream, number) in needed}
+        closed = own - {row.number for row in rows if row.is_open}
         if closed:
             active = _lock_active(tx, stream)
             if any((stream, number) not in staged for number in closed):
                 raise RouteStale
-            taken: dict[int, Target] = {}
+            taken: dict[int, Tail] = {other.number: _tail(other) for other in active}
             for number in numbers:
                 row = segments.find_segment(tx, stream, number)
                 if row is None:
                     raise RollNeeded
                 holder = next((other for other in active if other.keys.start <= row.keys.start and row.keys.end <= other.keys.end), None)
-                if holder is None:
-                    raise RollNeeded
-                found[stream, number] = taken.setdefault(holder.number, Target(holder))
+                if number in own:
+                    if holder is None:
+                        raise RollNeeded
+                    found[stream, number] = taken[holder.number]
+                else:
+                    found[stream, number] = taken.get(number) or _tail(row)
         else:
             locked = segments.lock_segments(tx, stream, numbers)
-            if len(locked) < len(numbers) or not all(row.is_open for row in locked):
+            if len(locked) < len(numbers) or not all(row.is_open for row in locked if row.number in own):
                 raise ScaledMeanwhile
-            found.update({(stream, row.number): Target(row) for row in locked})
+            found.update({(stream, row.number): _tail(row) for row in locked})
     return found
 
 
-def rolled_targets(tx: Tx, needed: Iterable[tuple[int, int]]) -> tuple[Targets, dict[int, HeadwaterError]]:
-    """Where the keys of staged segments are now, rolling the active segments where they were split; and the streams that are gone."""
-    found: Targets = {}
+def rolled_targets(tx: Tx, needed: Iterable[tuple[int, int]], watched: Iterable[Watch]) -> tuple[Tails, dict[int, HeadwaterError]]:
+    """Where the keys of staged segments are now, rolling the active segments where they were split; and the streams that are gone.
+
+    Segments that are only watched are locked too, as they are.
+    """
+    needed = set(needed)
+    found: Tails = {}
     gone: dict[int, HeadwaterError] = {}
-    for stream, numbers in by_stream(needed).items():
+    for stream, all_numbers in by_stream(needed | {(watch.stream, watch.segment) for watch in watched}).items():
+        numbers = [number for number in all_numbers if (stream, number) in needed]
         try:
             active = _lock_active(tx, stream)
         except HeadwaterError as error:
@@ -90,14 +88,21 @@ def rolled_targets(tx: Tx, needed: Iterable[tuple[int, int]]) -> tuple[Targets, 
             # A staged segment that was truncated away: its keys are unknown, so all ranges roll.
             holders[number] = [other for other in active if row is None or other.keys.overlaps(row.keys)]
         groups_to_roll = _components([rows for rows in holders.values() if len(rows) > 1])
-        rolled = {row.number: Target(made) for rows in groups_to_roll for made in [segments.roll(tx, stream, rows)] for row in rows}
-        targets = {row.number: Target(row) for row in active if row.number not in rolled}
+        rolled = {row.number: _rolled(made) for rows in groups_to_roll for made in [segments.roll(tx, stream, rows)] for row in rows}
+        targets = {row.number: _tail(row) for row in active if row.number not in rolled}
         for rows in groups_to_roll:
             shared = rolled[rows[0].number]
             for row in rows:
                 targets[row.number] = shared
         found.update({(stream, number): targets[rows[0].number] for number, rows in holders.items()})
+        others = [number for number in all_numbers if number not in holders]
+        for row in segments.list_segments_numbered(tx, stream, others) if others else ():
+            found[stream, row.number] = targets.get(row.number) or _tail(row)
     return found, gone
+
+
+def _rolled(row: SegmentRow) -> Tail:
+    return Tail(row.number, row.log, row.tail, row.is_open, row.appended_at, born_at=row.made_at)
 
 
 def by_stream(keys: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -8,34 +8,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
-from headwater.catalog.flushes import Append
 from headwater.catalog.operations import operation
+from headwater.catalog.parts import Append, Part, Term, dump_term
+from headwater.catalog.refusals import dump_error
 from headwater.catalog.schema import next_id
-from headwater.errors import NotFoundError, TransactionEndedError
+from headwater.errors import HeadwaterError, NotFoundError, TransactionEndedError
 from headwater.model.markers import Marker
 from headwater.runtime import failpoints
 
 OPEN, COMMITTING, COMMITTED, ABORTED = "open", "committing", "committed", "aborted"
-
-
-class StagedAppend(NamedTuple):
-    """A block for a stream's segment; `expected_tail` is where it must land, if that matters."""
-
-    stream: int
-    append: Append
-    expected_tail: int | None = None
-
-
-class Change(NamedTuple):
-    """Beside blocks: kind "put" or "remove" for the event `place` of the block `block` of this batch, or "reader" for positions."""
-
-    block: int
-    place: int
-    kind: str
-    target: int
-    name: str
-    expected: int | None
-    data: bytes | None
 
 
 @dataclass
@@ -47,14 +28,18 @@ class Batch:
     """
 
     id: int = 0
-    appends: list[StagedAppend] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    appends: list[Append] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
     object_key: str | None = None
     widths: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not self.appends and not self.changes
+        return not self.appends and not self.terms
+
+    @property
+    def part(self) -> Part:
+        return Part(tuple(self.appends), tuple(self.terms))
 
 
 @operation("commit", repeatable=True)
@@ -120,20 +105,20 @@ def stage(tx: Tx, id: str, batch: Batch, after: int = 0) -> None:
     """
     rows = tx.run(
         "UPDATE txn SET next_ordinal = next_ordinal + ? WHERE id = ? AND state = 'open' AND expires_at >= now_us() RETURNING next_ordinal",
-        (len(batch.appends) + len(batch.changes), id),
+        (len(batch.appends) + len(batch.terms), id),
     )
     if not rows:
         raise _ended(id, get_state(tx, id))
     check_staged(tx, id, after)
     if _mark(tx, id, batch.id):
-        insert_staged(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.changes))
+        insert_staged(tx, id, batch, rows[0][0] - len(batch.appends) - len(batch.terms))
     failpoints.reach("txn.inserted")
 
 
 def _mark(tx: Tx, id: str, batch: int) -> bool:
-    """Leave a batch's mark among the changes, below all ordinals; False if it is there."""
+    """Leave a batch's mark among the terms, below all ordinals; False if it is there."""
     sql = (
-        "INSERT INTO txn_change (txn, ordinal, place, kind, target, name) VALUES (?, ?, 0, 'batch', 0, '') "
+        "INSERT INTO txn_term (txn, ordinal, place, kind, fields) VALUES (?, ?, 0, 'batch', '') "
         "ON CONFLICT (txn, ordinal, place) DO NOTHING RETURNING ordinal"
     )
     return bool(tx.run(sql, (id, -batch)))
@@ -141,7 +126,7 @@ def _mark(tx: Tx, id: str, batch: int) -> bool:
 
 def check_staged(tx: Tx, id: str, batch: int) -> None:
     """TransactionEndedError if an open transaction lacks a batch that its caller knows to be staged: the catalog went back in time."""
-    if batch and not tx.run("SELECT 1 FROM txn_change WHERE txn = ? AND ordinal = ? AND place = 0", (id, -batch)):
+    if batch and not tx.run("SELECT 1 FROM txn_term WHERE txn = ? AND ordinal = ? AND place = 0", (id, -batch)):
         raise forgotten(id)
 
 
@@ -154,19 +139,20 @@ def forgotten(id: str) -> TransactionEndedError:
 def insert_staged(tx: Tx, id: str, batch: Batch, first: int) -> None:
     batch = with_object(tx, batch)
     tx.defer(
-        "INSERT INTO txn_extent (txn, ordinal, stream, segment, count, length, crc, object, position, expected_tail, data) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO txn_extent (txn, ordinal, stream, segment, count, length, crc, object, position, data) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (id, first + index, stream, a.segment, a.count, a.length, a.crc, a.object, a.position, expected, a.data)
-            for index, (stream, a, expected) in enumerate(batch.appends)
+            (id, first + index, a.stream, a.segment, a.count, a.length, a.crc, a.object, a.position, a.data)
+            for index, a in enumerate(batch.appends)
         ],
     )
+    # A term that is about no block has an ordinal that no block has.
     behind = first + len(batch.appends)
     tx.defer(
-        "INSERT INTO txn_change (txn, ordinal, place, kind, target, name, expected, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO txn_term (txn, ordinal, place, kind, fields, data) VALUES (?, ?, ?, ?, ?, ?)",
         [
-            (id, first + c.block if c.kind != "reader" else behind + index, c.place, c.kind, c.target, c.name, c.expected, c.data)
-            for index, c in enumerate(batch.changes)
+            (id, first + term.block if term.block >= 0 else behind + index, index, *dump_term(term))
+            for index, term in enumerate(batch.terms)
         ],
     )
 
@@ -187,9 +173,9 @@ def with_object(tx: Tx, batch: Batch) -> Batch:
         return batch
     object_id = -next_id(tx, "staged_object")
     tx.run("INSERT INTO object (id, key, session) VALUES (?, ?, 0)", (object_id, batch.object_key))
-    for staged in batch.appends:
-        if staged.append.data is None:
-            staged.append.object = object_id
+    for append in batch.appends:
+        if append.data is None:
+            append.object = object_id
     return batch
 
 
@@ -207,7 +193,7 @@ def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) ->
         raise _ended(id, get_state(tx, id))
     check_staged(tx, id, after)
     _mark(tx, id, batch)
-    outcome = json.dumps({"reason": f"{id} took over what it staged", "kind": "", "adopted_by": id})
+    outcome = json.dumps({"reason": f"{id} took over what it staged", "error": None, "adopted_by": id})
     for other in others:
         if other not in rows:
             raise NotFoundError(f"there is no transaction {other}")
@@ -216,8 +202,8 @@ def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) ->
             continue
         if state != OPEN or expired:
             raise _ended(other, get_state(tx, other))
-        tx.run("DELETE FROM txn_change WHERE txn = ? AND ordinal < 0", (other,))
-        tx.run("UPDATE txn_change SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
+        tx.run("DELETE FROM txn_term WHERE txn = ? AND ordinal < 0", (other,))
+        tx.run("UPDATE txn_term SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
         tx.run("UPDATE txn_extent SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
         tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (outcome, other))
         behind += length
@@ -263,8 +249,9 @@ def abort_staged_in(tx: Tx, stream: int) -> None:
     drop(tx, [row[0] for row in rows], "a stream it writes to was sealed")
 
 
-def drop(tx: Tx, ids: Sequence[str], reason: str, kind: str = "") -> None:
-    result = json.dumps({"reason": reason, "kind": kind})
+def drop(tx: Tx, ids: Sequence[str], reason: str, error: HeadwaterError | None = None) -> None:
+    """Abort transactions. Whoever commits one of them is told the error, if there is one."""
+    result = json.dumps({"reason": reason, "error": None if error is None else dump_error(error)})
     for id in ids:
         forget_staged(tx, id)
         tx.run("UPDATE txn SET state = 'aborted', ended_at = now_us(), result = ? WHERE id = ?", (result, id))
@@ -272,7 +259,7 @@ def drop(tx: Tx, ids: Sequence[str], reason: str, kind: str = "") -> None:
 
 
 def forget_staged(tx: Tx, id: str) -> None:
-    tx.run("DELETE FROM txn_change WHERE txn = ?", (id,))
+    tx.run("DELETE FROM txn_term WHERE txn = ?", (id,))
     tx.run("DELETE FROM txn_extent WHERE txn = ?", (id,))
 
 

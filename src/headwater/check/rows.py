@@ -24,7 +24,7 @@ _REFERENCES = (
     ("base", "a fork's view", "log", "segment", "log"),
     ("pin", "a pin", "tag", "tag", "name"),
     ("txn_extent", "a staged block", "txn", "txn", "id"),
-    ("txn_change", "a staged change", "txn", "txn", "id"),
+    ("txn_term", "a staged term", "txn", "txn", "id"),
     ("group_stream", "a stream", "grp", "reader_group", "id"),
     ("group_segment", "a position", "grp", "reader_group", "id"),
     ("group_reader", "a reader", "grp", "reader_group", "id"),

@@ -18,8 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from headwater.catalog import groups, segments
-from headwater.catalog.groups import GroupRow, Moves
-from headwater.catalog.transactions import Change
+from headwater.catalog.groups import GroupRow
+from headwater.catalog.positions import Moves, ReaderMove, dump_moves
 from headwater.errors import (
     ConflictError,
     FencedError,
@@ -457,7 +457,7 @@ class Reader:
             if not self._is_closed:
                 self._drop()
 
-    def stage_positions(self, store_id: str, earlier: Moves) -> tuple[Change, Moves]:
+    def stage_positions(self, store_id: str, earlier: Moves) -> tuple[ReaderMove, Moves]:
         """For a transaction of the same store: from where to where it moves this reader as of now. `earlier` is what it was given before.
 
         It begins where the transaction before it ends, if events were handed out since, and is committed behind that one only. Else it is
@@ -478,8 +478,8 @@ class Reader:
                     since = held.origin if held.origin < number else held.committed
                     moves[key] = (earlier[key][0] if key in earlier else since, number)
                     held.origin = number
-            data = groups.dump_moves(self._group_generation, moves)
-            return Change(0, 0, "reader", self._group.id, self._id, self._generation, data), moves
+            data = dump_moves(moves)
+            return ReaderMove(self._group.id, self._id, self._generation, self._group_generation, data), moves
 
     def positions_committed(self, moves: Moves) -> None:
         """A transaction committed the staged positions."""

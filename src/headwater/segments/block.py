@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from headwater.catalog.flushes import Append
+from headwater.catalog.parts import Append
 from headwater.errors import CorruptDataError
 from headwater.model.schemas import OPAQUE, TIME
 
@@ -116,10 +116,10 @@ class EncodedBlock:
     def to_bytes(self) -> bytes:
         return b"".join(self.buffers())
 
-    def inline(self, segment: int) -> Append:
+    def inline(self, stream: int, segment: int) -> Append:
         """What the catalog takes of it where it goes into the commit itself."""
         data = self.to_bytes()
-        return Append(segment, self.count, self.length, self.crc, None, 0, data)
+        return Append(stream, segment, self.count, self.length, self.crc, None, 0, data)
 
 
 class DecodedBlock(NamedTuple):

@@ -17,8 +17,9 @@ import pyarrow as pa
 from headwater.catalog import extents, flushes, news, segments, streams, tags
 from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
 from headwater.catalog.extents import Extent, OpenRange
-from headwater.catalog.flushes import Flush, PartResult
+from headwater.catalog.flushes import Flush
 from headwater.catalog.operations import DatabaseRunner, Operation, Runner
+from headwater.catalog.parts import PartResult
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError
 from headwater.model.limits import PLAN_EXTENTS
@@ -118,7 +119,7 @@ class Engine:
 
     def commit_flush(self, flush: Flush) -> list[PartResult]:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
-        return flushes.commit_flush(self.database, flush, self._news(flush))
+        return self.runner.run(flushes.commit_flush, flush, self._news(flush))
 
     def announce(self, flush: Flush) -> None:
         """Tell followers of a committed flush."""

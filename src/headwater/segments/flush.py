@@ -18,14 +18,14 @@ from itertools import islice
 from types import FrameType
 
 from headwater.catalog import sessions
-from headwater.catalog.flushes import PartResult, Refused, Stored
+from headwater.catalog.parts import SEALED, PartResult, Refused, Stored, Term
 from headwater.errors import (
     AlreadyExistsError,
-    ConditionFailedError,
     FencedError,
     HeadwaterError,
     InvalidRequestError,
     NotFoundError,
+    OutcomeUnknownError,
     UnavailableError,
 )
 from headwater.model.limits import (
@@ -129,14 +129,32 @@ class Flusher:
                 found = self._lanes[key] = Lane(self, stream, writer, generation, last_number)
             return found
 
-    def append(self, stream: StreamRef, chunk: Chunk, size: int, expected_tail: int | None) -> Run:
-        """Give one chunk on a lane of its own, to land at an expected place. Wait for the run with `wait_for`."""
-        self.wait_for_room()
-        lane = Lane(self, stream, None, 0, 0, expected_tail)
-        with lane.lock:
-            return lane.add_chunk(chunk, size)
+    def append(self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...]) -> Placement:
+        """Store one chunk as a part of its own, which is committed on these terms; return when it is durable, with its place.
 
-    def give_up(self, run: Run) -> bool:
+        What a term refuses is raised as the term's error. After a lost answer it is found out what happened. OutcomeUnknownError if that
+        takes too long: `settle` waits until it is known. After UnavailableError nothing of it is stored, now or later.
+        """
+        self.wait_for_room()
+        lane = Lane(self, stream, None, 0, 0, terms)
+        with lane.lock:
+            run = lane.add_chunk(chunk, size)
+        try:
+            self.wait_for(run)
+        except BaseException as error:
+            is_taken_back = self._give_up(run)
+            if not isinstance(error, UnavailableError) or is_taken_back:
+                raise
+            if not run.ended:
+                raise OutcomeUnknownError(
+                    f"it is not known whether {stream.name} was changed ({error}): look at it before you do this again"
+                ) from error
+        if run.error is not None:
+            raise run.error.again()
+        assert run.placement is not None
+        return run.placement
+
+    def _give_up(self, run: Run) -> bool:
         """Wait no longer for an append. True: it is taken back. False: it is on its way, and tried again until `settle` can tell."""
         with run.lane.lock:
             is_waiting = run in run.lane.queue
@@ -273,7 +291,7 @@ class Flusher:
         lane = run.lane
         with lane.lock:
             lane.close_run()
-            if lane.expected_tail is not None or run.size > 3 * INLINE_BYTES or list(lane.queue) != [run]:
+            if run.size > 3 * INLINE_BYTES or list(lane.queue) != [run]:
                 return None
             flush = PendingFlush([self._make_part(lane, [run])])
             if not flush.is_small or flush.parts[0].error is not None:
@@ -619,27 +637,46 @@ class Flusher:
     def _handle_refusal(self, part: PendingPart, refusal: Refused) -> None:
         lane = part.lane
         runs = self._take_out(lane, part.runs)
+        if refusal.reason == SEALED:
+            self._router.forget(lane.stream)
+            self._go_on(lane, runs)
+        elif refusal.term < len(lane.terms):
+            self._fail_lane(lane, lane.terms[refusal.term].error(refusal), runs)
+        else:
+            self._handle_refused_lane(lane, refusal, runs)
+
+    def _go_on(self, lane: Lane, runs: list[Run]) -> None:
+        """Store runs that were taken out before anything newer of their lane."""
+        lane.put_back(runs)
+        with self._mutex:
+            self._active = {lane: None, **self._active}
+
+    def _handle_refused_lane(self, lane: Lane, refusal: Refused, runs: list[Run]) -> None:
+        """A refusal that is not by the terms of a run, but by the stream or by the writer."""
         if refusal.reason == "fenced":
             self._fail_lane(
                 lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs
             )
         elif refusal.reason == "forgotten":
-            lost = f"the catalog went back in time: of the writer {lane.writer!r} of {lane.stream.name} it has {refusal.detail}, not "
+            lost = (
+                f"the catalog went back in time: of the writer {lane.writer!r} of {lane.stream.name} it has {refusal.facts['number']}, not "
+            )
             advice = f"{lane.stored_number}, as was acked. Open the writer again, and go on behind its last_number"
             self._fail_lane(lane, FencedError(lost + advice), runs)
         elif refusal.reason == "unknown schema":
             lost = f"the catalog went back in time and lost the schema that {lane.stream.name} had: look at it, and open the writer again"
             self._fail_lane(lane, InvalidRequestError(lost), runs)
-        elif refusal.reason == "moved":
-            moved = f"{lane.stream.name} is at {refusal.detail}, not at {lane.expected_tail}: read again, decide again"
-            self._fail_lane(lane, ConditionFailedError(moved, found=refusal.detail), runs)
+        elif refusal.reason == "passed":
+            # Somebody stored on with this writer's generation: what it has is not stored again, and the rest follows.
+            lane.stored_number = max(lane.stored_number, refusal.facts["number"])
+            for run in runs:
+                run.skip(lane.stored_number)
+            self._release([run for run in runs if run.ended])
+            self._go_on(lane, [run for run in runs if not run.ended])
         elif refusal.reason == "deleted":
             self._fail_lane(lane, NotFoundError(f"stream {lane.stream.name} was deleted"), runs)
         else:
-            self._router.forget(lane.stream)
-            lane.put_back(runs)
-            with self._mutex:
-                self._active = {lane: None, **self._active}
+            self._fail_lane(lane, HeadwaterError(f"events for {lane.stream.name} were refused: {refusal.reason}"), runs)
 
     def _take_out(self, lane: Lane, runs: list[Run]) -> list[Run]:
         """These runs, with the lane's newer ones that are in flight already: they must not overtake, so they leave their flushes."""

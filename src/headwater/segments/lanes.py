@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_right
 from collections import deque
 from datetime import datetime
 from itertools import groupby
@@ -27,6 +28,7 @@ from headwater.model.schemas import OPAQUE, TIME
 from headwater.segments.block import Chunk
 
 if TYPE_CHECKING:
+    from headwater.catalog.parts import Term
     from headwater.segments.flush import Flusher
 
 #: An open run is closed at one of these, so that counting against the process's limit is done per run and not per event.
@@ -94,11 +96,13 @@ class Run:
         "keys",
         "lane",
         "last_number",
+        "numbers",
         "offset",
         "placement",
         "places",
         "process",
         "size",
+        "skipped",
         "times",
         "unused",
         "values",
@@ -113,6 +117,10 @@ class Run:
         self.values: list[Any] = [None] * room
         self.keys: list[bytes | None] = [None] * room
         self.times: dict[int, datetime] = {}
+        #: Of a named writer's events: the number of each.
+        self.numbers: list[int] = [0] * room if lane.writer is not None else []
+        #: Events at the front that were found to be stored already: their acks are of duplicates, and they are not here any more.
+        self.skipped = 0
         self.chunk: Chunk | None = None
         self.count = 0
         #: What it is counted as against the process's limit.
@@ -135,7 +143,7 @@ class Run:
             if time is not None:
                 self.times[index] = time
             if number is not None:
-                self.last_number = self.lane.given_number = number
+                self.numbers[index] = self.last_number = self.lane.given_number = number
             return index
         return None
 
@@ -146,7 +154,7 @@ class Run:
         if self.chunk is not None:
             return
         if self.unused:
-            del self.values[self.unused[0] :], self.keys[self.unused[0] :]
+            del self.values[self.unused[0] :], self.keys[self.unused[0] :], self.numbers[self.unused[0] :]
         self.count = len(self.values)
         if self.lane.stream.kind == "bytes" and self.values:
             # As objects, pieces of a few bytes would take many times as much.
@@ -163,12 +171,24 @@ class Run:
             except TypeError:
                 sleep(0.001)  # None: a debugger, say, stopped a thread between taking its place and filling it.
 
+    def skip(self, number: int) -> None:
+        """Leave out a closed run's events up to a number, since they are stored already; ends the run if none is left."""
+        if self.last_number <= number:
+            self.skipped += self.count
+            self.end(Placement((), (), None), None)
+        elif self.chunk is None:
+            gone = bisect_right(self.numbers, number)
+            self.values, self.keys, self.numbers = self.values[gone:], self.keys[gone:], self.numbers[gone:]
+            self.times = {index - gone: time for index, time in self.times.items() if index >= gone}
+            self.skipped += gone
+            self.count -= gone
+
     def end(self, placement: Placement | None, error: HeadwaterError | None) -> None:
         self.placement = placement
         self.error = error
         self.chunk = None
         # Who keeps an ack keeps no more than it says.
-        self.values, self.keys, self.unused, self.times = [], [], [], {}
+        self.values, self.keys, self.numbers, self.unused, self.times = [], [], [], [], {}
 
 
 class Loose:
@@ -276,14 +296,14 @@ class Lane:
     """The events of one named writer, or all anonymous events of one stream, that a process has not stored yet."""
 
     def __init__(
-        self, flusher: Flusher, stream: StreamRef, writer: str | None, generation: int, last_number: int, expected_tail: int | None = None
+        self, flusher: Flusher, stream: StreamRef, writer: str | None, generation: int, last_number: int, terms: tuple[Term, ...] = ()
     ) -> None:
         self.flusher = flusher
         self.stream = stream
         self.writer = writer
         self.generation = generation
-        #: A conditional append: where its one run must land.
-        self.expected_tail = expected_tail
+        #: Of a lane of one run: what must hold for it to be committed, and what it changes beside its stream.
+        self.terms = terms
         #: Named writers: the last number stored, and the last one given.
         self.stored_number = last_number
         self.given_number = last_number

@@ -16,7 +16,10 @@ import google_crc32c
 import pyarrow as pa
 
 from headwater.catalog import sessions
-from headwater.catalog.flushes import Append, Flush, Part
+from headwater.catalog.conditions import SchemaIs
+from headwater.catalog.flushes import Flush
+from headwater.catalog.parts import Append, Part, Term
+from headwater.catalog.writers import WriterIs
 from headwater.model.limits import INLINE_BYTES, REMOTE_WRITES
 from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
@@ -126,9 +129,9 @@ class Piece:
         at = self.place[2] if self.place is not None else 0
         for segment, block in self.encode():
             if self.place is None:
-                append = block.inline(segment)
+                append = block.inline(self.stream, segment)
             else:
-                append = Append(segment, block.count, block.length, block.crc, self.place[0], at, None)
+                append = Append(self.stream, segment, block.count, block.length, block.crc, self.place[0], at, None)
             append.log = self._route.logs[segment]
             appends.append(append)
             at += _padded(block.length)
@@ -229,9 +232,18 @@ class PendingFlush:
                 appends += piece.to_catalog()
                 if piece.place is not None:
                     objects[piece.place[0]] = piece.place[1]
-            numbers = lane.generation, pending.pieces[-1].runs[-1].last_number, lane.expected_tail, lane.stored_number
-            parts.append(Part(lane.stream.id, tuple(appends), lane.writer, *numbers, lane.stream.schema_version))
+            parts.append(Part(tuple(appends), _terms(lane, pending.pieces[-1].runs[-1])))
         return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()))
+
+
+def _terms(lane: Lane, last: Run) -> tuple[Term, ...]:
+    """What must hold for a lane's runs to be committed, up to this one."""
+    terms = lane.terms
+    if lane.writer is not None:
+        terms += (WriterIs(lane.stream.id, lane.writer, lane.generation, lane.stored_number, last.last_number),)
+    if lane.stream.schema_version > 1:
+        terms += (SchemaIs(lane.stream.id, lane.stream.schema_version),)
+    return terms
 
 
 class _CannotBeMade(Exception):
@@ -304,7 +316,7 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
     if lane.stream.is_opaque and _are_few(runs):
         return _encode_few(lane, runs, route, turn)
     for run in runs:
-        run.offset = offset
+        run.offset = offset - run.skipped
         offset += run.count
     spread = route.spread(given(runs), turn)
     return spread.encode(lane.stream.schema_version, lane.stream.is_opaque), spread.which
@@ -314,7 +326,7 @@ def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[l
     values: list[bytes] = []
     keys: list[bytes | None] = []
     for run in runs:
-        run.offset = len(values)
+        run.offset = len(values) - run.skipped
         values += run.values
         keys += run.keys
     spread, which = route.spread_few(values, keys, turn)
