@@ -69,7 +69,7 @@ class ByteReader(io.RawIOBase):
         self.seek(start)
 
     def _row(self) -> segments.SegmentRow:
-        rows = self._engine.look(segments.list_segments, self._stream.id)
+        rows = self._engine.run(segments.list_segments, self._stream.id)
         if not rows:
             raise NotFoundError(f"stream {self._stream.name} was deleted")
         return rows[0]

@@ -360,12 +360,11 @@ class Store:
         check_flag(skip_truncated, "skip_truncated")
         check_whole(piece_bytes, "piece_bytes")
         wait = check_seconds(wait, "wait")
-        refs = [lifecycle.open_stream(self._engine, parse_stream_name(name)) for name in cut.streams]
-        arguments = (self.id, refs, cut, end, max_events, max_bytes, skip_truncated, piece_bytes)
+        arguments = (self.id, cut, end, max_events, max_bytes, skip_truncated, piece_bytes)
         deadline = time.monotonic() + wait
         while True:
             seen = self._engine.changes.version()
-            found = self._engine.read(steps.advance, *arguments)
+            found = self._engine.run(steps.advance, *arguments)
             left = deadline - time.monotonic()
             if found != cut or left <= 0:
                 return found
@@ -513,7 +512,7 @@ class Store:
 
     def reader_groups(self) -> list[str]:
         """The names of all groups."""
-        return self._engine.read(groups.list_groups)
+        return self._engine.run(groups.list_groups)
 
     def table(self, name: str) -> Table:
         """Create or open a table."""

@@ -236,7 +236,7 @@ class Stream:
                 size,
                 item.segment.keys,
             )
-            for item, size in zip(found, cuts.estimate_bytes(self._store._engine, found), strict=True)
+            for item, size in zip(found, cuts.estimate_bytes(self._store._engine, ref, found), strict=True)
         ]
 
     def range(self, segment: int, start: int, end: int) -> SegmentRange:

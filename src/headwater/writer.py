@@ -19,7 +19,7 @@ from headwater.lanewriter import LaneWriter
 from headwater.model.arguments import MOST, check_seconds, check_time, check_whole, shown
 from headwater.model.columns import check_nested_nulls, check_values, data_bytes, largest_row, plain_column
 from headwater.model.keys import key_bytes, key_column
-from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, IDLE_WRITER_SECONDS, NOTE_SECONDS
+from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
 from headwater.model.rows import RowCheck, row_size
 from headwater.model.schemas import TIME, check_batch_schema
@@ -299,7 +299,7 @@ class Writer(LaneWriter):
         self._noted_at = monotonic()
         self.flush()
         engine = self._store._engine
-        engine.write_once(watermarks.note_time, self._stream.id, self._note_name, self._noted_us, int(IDLE_WRITER_SECONDS * 1_000_000))
+        engine.run(watermarks.note_time, self._stream.id, self._note_name, self._noted_us)
 
     def close(self) -> None:
         """Flush, then end. Closing again does nothing."""
@@ -308,7 +308,7 @@ class Writer(LaneWriter):
                 told = self._told
                 try:
                     self._store_note()
-                    self._store._engine.write_once(watermarks.forget_writer, self._stream.id, self._note_name)
+                    self._store._engine.run(watermarks.forget_writer, self._stream.id, self._note_name)
                 except UnavailableError:
                     raise
                 except HeadwaterError:

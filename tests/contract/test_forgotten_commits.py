@@ -334,3 +334,23 @@ def test_no_id_is_given_twice_also_of_those_that_were_taken_all_at_once(place: P
     with place.open() as other:
         after = [other.create_stream(f"c/{number}", scaling=hw.Scaling.fixed(50))._ref.id for number in range(20)]
     assert min(after) > max(before)
+
+
+def test_a_reader_of_forgotten_events_commits_none_of_them_and_gets_the_next_ones(store: hw.Store, remember: Remember) -> None:
+    group = store.reader_group("group", ["a/x"])
+    with group.reader("r", commit="manual") as reader:
+        assert reader.read(timeout=0) is None
+        forget = remember()
+        with store.stream("a/x").writer() as writer:
+            writer.write(b"forgotten")
+        event = reader.read(timeout=10)
+        assert event is not None and event.value == b"forgotten"
+        forget()
+        with pytest.raises(hw.ConflictError, match="went back"):
+            reader.commit()
+        with store.stream("a/x").writer() as writer:
+            writer.write(b"next")
+        event = reader.read(timeout=10)
+        assert event is not None and event.value == b"next"
+        reader.commit()
+        assert group.lag().events == 0

@@ -9,6 +9,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog import tags
+from headwater.streams import reading
 
 KEYS = [f"key {number}" for number in range(7)]
 
@@ -247,23 +248,42 @@ def test_what_can_not_be_tagged_is_refused(store: hw.Store, stream: hw.Stream) -
     assert store.tags() == {}
 
 
-def test_an_operation_on_holds_changes_nothing_when_it_is_given_a_tags_name(store: hw.Store, stream: hw.Stream) -> None:
+def test_a_hold_of_a_tags_name_does_not_touch_the_tag(store: hw.Store, stream: hw.Stream) -> None:
     write(stream, "p", 20)
-    cut = stream.tail()
+    head, cut = stream.head(), stream.tail()
     store.tag("t", cut)
-    kept = store._engine.database.query("SELECT * FROM pin ORDER BY segment")
     engine = store._engine
-    assert not engine.run(tags.end_hold, "t")
-    engine.end_hold("t")
-    engine.release_ended()
-    store.release("t")
-    with pytest.raises(hw.ConflictError, match="'t' is a tag"):
-        engine.database.write(lambda tx: tags.hold(tx, "t", [], 60_000_000))
-    assert store.tags() == {"t": cut}
-    assert engine.database.query("SELECT * FROM pin ORDER BY segment") == kept
+    kept = engine.database.query("SELECT * FROM pin ORDER BY segment")
+    for _ in range(2):
+        assert not engine.run(tags.end_hold, "t")
+        engine.end_hold("t")
+        engine.release_ended()
+        store.release("t")
+        assert store.tags() == {"t": cut}
+        assert engine.database.query("SELECT * FROM pin ORDER BY segment") == kept
+        # For the second time there are a tag and a hold of the name, one after the other.
+        engine.run(reading.hold_ranges, stream._ref.id, "t", [(0, 0, 10)])
+        store.hold("t", head, cut, 3600)
+        assert len(engine.database.query("SELECT * FROM pin ORDER BY segment")) == 2 * len(kept)
+        assert engine.run(tags.end_hold, "t")
     stream.truncate(cut)
     store.run_upkeep()
     assert len(values(stream, end=cut)) == 20
+
+
+def test_a_tag_and_a_hold_of_one_name_end_apart(store: hw.Store, stream: hw.Stream) -> None:
+    write(stream, "p", 20)
+    head, cut = stream.head(), stream.tail()
+    store.hold("t", head, cut, 3600)
+    store.tag("t", cut)
+    store.untag("t")
+    stream.truncate(cut)
+    store.run_upkeep()
+    assert len(values(stream, start=head, end=cut)) == 20
+    store.hold("t", cut, cut, -1.0)
+    store.run_upkeep()
+    with pytest.raises(hw.TruncatedError):
+        values(stream, start=head, end=cut)
 
 
 def test_untagging_a_holds_name_leaves_the_hold(store: hw.Store, stream: hw.Stream) -> None:

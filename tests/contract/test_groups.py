@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,6 +22,7 @@ from headwater.catalog import groups
 from headwater.readers import group as group_module
 from headwater.readers import reader as reader_module
 from tests.crash.processes import Crew, Place, wait_until
+from tests.operations import intercept
 
 # Many processes, time-outs and threads: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ KEYS = [f"key{number}" for number in range(12)]
 def die_soon(patch: pytest.MonkeyPatch) -> None:
     for module in (reader_module, group_module):
         patch.setattr(module, "READER_SECONDS", DEAD_SECONDS)
-        patch.setattr(module, "_DEAD_AFTER_US", int(DEAD_SECONDS * 1_000_000))
+    patch.setattr(groups, "_DEAD_AFTER_US", int(DEAD_SECONDS * 1_000_000))
 
 
 @pytest.fixture
@@ -467,19 +467,18 @@ def test_a_reader_left_by_an_exception_does_not_commit(store: hw.Store, place: P
 
 
 class Outage:
-    """Makes the catalog refuse some changes, or lose the answers to them."""
+    """Makes the catalog refuse some operations, or lose the answers to them."""
 
-    def __init__(self, store: hw.Store) -> None:
+    def __init__(self, store: hw.Store, patch: pytest.MonkeyPatch) -> None:
         self.refused: set[str] = set()
         self.lost: set[str] = set()
-        for way in ("write", "write_once"):
-            setattr(store._engine, way, partial(self._run, getattr(store._engine, way)))
+        intercept(patch, store, self._run)
 
-    def _run(self, run: Callable[..., Any], change: Any, *args: Any) -> Any:
-        if change.__name__ in self.refused:
+    def _run(self, name: str, run: Callable[[], Any]) -> Any:
+        if name in self.refused:
             raise hw.UnavailableError("out of reach")
-        result = run(change, *args)
-        if change.__name__ in self.lost:
+        result = run()
+        if name in self.lost:
             raise hw.OutcomeUnknownError("the answer was lost")
         return result
 
@@ -487,15 +486,15 @@ class Outage:
         self.refused, self.lost = set(), set()
 
 
-CLOSING = ("commit_positions", "leave_group")
+CLOSING = ("groups.commit_positions", "groups.leave_group")
 
 
 @pytest.mark.parametrize("refused", CLOSING)
-def test_a_close_that_failed_is_repeated_until_it_succeeds(store: hw.Store, refused: str) -> None:
+def test_a_close_that_failed_is_repeated_until_it_succeeds(store: hw.Store, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_stream(IN)
     write(store, IN, *"123")
     group = store.reader_group("group", [IN])
-    outage = Outage(store)
+    outage = Outage(store, monkeypatch)
     reader = group.reader("r")
     assert take(reader, 2) == ["1", "2"]
     outage.refused = {refused}
@@ -512,11 +511,11 @@ def test_a_close_that_failed_is_repeated_until_it_succeeds(store: hw.Store, refu
 
 
 @pytest.mark.parametrize("lost", CLOSING)
-def test_a_close_whose_answer_was_lost_may_be_repeated(store: hw.Store, lost: str) -> None:
+def test_a_close_whose_answer_was_lost_may_be_repeated(store: hw.Store, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_stream(IN)
     write(store, IN, *"123")
     group = store.reader_group("group", [IN])
-    outage = Outage(store)
+    outage = Outage(store, monkeypatch)
     reader = group.reader("r")
     assert take(reader, 2) == ["1", "2"]
     outage.lost = {lost}
@@ -527,11 +526,11 @@ def test_a_close_whose_answer_was_lost_may_be_repeated(store: hw.Store, lost: st
     assert position(group) == {0: 2} and group.readers() == []
 
 
-def test_a_reader_whose_block_could_not_close_it_is_closed_by_hand(store: hw.Store) -> None:
+def test_a_reader_whose_block_could_not_close_it_is_closed_by_hand(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_stream(IN)
     write(store, IN, *"123")
     group = store.reader_group("group", [IN])
-    outage = Outage(store)
+    outage = Outage(store, monkeypatch)
     with pytest.raises(hw.UnavailableError), group.reader("r") as reader:
         assert take(reader, 2) == ["1", "2"]
         outage.refused = set(CLOSING)
@@ -549,14 +548,16 @@ def test_a_reader_whose_block_could_not_close_it_is_closed_by_hand(store: hw.Sto
 
 
 @pytest.mark.usefixtures("quick_death")
-def test_a_reader_that_could_not_leave_is_taken_for_dead_also_if_nobody_closes_it_again(store: hw.Store) -> None:
+def test_a_reader_that_failed_to_leave_is_taken_for_dead_even_if_nobody_closes_it_again(
+    store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.create_stream(IN)
     write(store, IN, *"123")
     group = store.reader_group("group", [IN])
-    outage = Outage(store)
+    outage = Outage(store, monkeypatch)
     reader = group.reader("r")
     assert take(reader, 2) == ["1", "2"]
-    outage.refused = {"leave_group"}
+    outage.refused = {"groups.leave_group"}
     with pytest.raises(hw.UnavailableError):
         reader.close()
     outage.end()
@@ -568,11 +569,11 @@ def test_a_reader_that_could_not_leave_is_taken_for_dead_also_if_nobody_closes_i
 
 
 @pytest.mark.usefixtures("quick_death")
-def test_a_close_that_comes_when_others_took_over_says_that_nothing_was_committed(store: hw.Store) -> None:
+def test_a_close_that_comes_when_others_took_over_says_that_nothing_was_committed(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_stream(IN)
     write(store, IN, *"123")
     group = store.reader_group("group", [IN])
-    outage = Outage(store)
+    outage = Outage(store, monkeypatch)
     reader = group.reader("r")
     assert take(reader, 2) == ["1", "2"]
     outage.refused = set(CLOSING)
@@ -587,11 +588,11 @@ def test_a_close_that_comes_when_others_took_over_says_that_nothing_was_committe
         assert position(group) == {0: 0}
 
 
-def test_a_store_is_closed_also_if_its_readers_can_not_leave(place: Place) -> None:
+def test_a_store_is_closed_also_if_its_readers_can_not_leave(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with place.open(create=True) as store:
         store.create_stream(IN)
         reader = store.reader_group("group", [IN]).reader("r")
-        Outage(store).refused = {"leave_group"}
+        Outage(store, monkeypatch).refused = {"groups.leave_group"}
         with pytest.raises(hw.UnavailableError):
             store.close()
         reader.close()
@@ -732,18 +733,18 @@ def test_what_was_answered_before_a_reset_is_no_part_of_a_checkpoint(store: hw.S
     write_keys(store, IN, range(3))
     group = store.reader_group("group", [IN])
     engine, id = store._engine, group._row.id
-    readers = {name: engine.write(groups.join_group, id, name)[0] for name in ("a", "b")}
+    readers = {name: engine.run(groups.join_group, id, name)[0] for name in ("a", "b")}
 
     def report(name: str) -> dict[tuple[int, int], int]:
-        turn = engine.write(groups.report, id, name, readers[name], 60_000_000)
+        turn = engine.run(groups.report, id, name, readers[name])
         return {(item.stream, item.segment): item.position + 2 for item in turn.mine}
 
     def answer(name: str, positions: dict[tuple[int, int], int]) -> None:
-        engine.write(groups.answer_checkpoint, id, name, readers[name], number, positions)
+        engine.run(groups.answer_checkpoint, id, name, readers[name], number, positions)
 
     for name in readers:
         assert len(report(name)) == 1
-    number = engine.write(groups.request_checkpoint, id)
+    number = engine.run(groups.request_checkpoint, id)
     before = dict.fromkeys(report("a"), 5)
     if heard:
         answer("a", before)
@@ -751,7 +752,7 @@ def test_what_was_answered_before_a_reset_is_no_part_of_a_checkpoint(store: hw.S
     if not heard:
         answer("a", before)
     answer("b", report("b"))
-    missing, positions = engine.read(groups.read_checkpoint, id, number, 60_000_000)
+    missing, positions = engine.run(groups.read_checkpoint, id, number)
     assert not missing and sorted(next(iter(positions.values())).values()) == [0, 2]
 
 
@@ -1073,22 +1074,21 @@ def test_a_deleted_group_can_be_made_anew(store: hw.Store) -> None:
 
 
 def just_before_it_is_made(store: hw.Store, patch: pytest.MonkeyPatch, *calls: Callable[[], Any]) -> None:
-    """Make the calls around the next write of this store."""
+    """Make the first call before this store makes its next group, and the others after that."""
     before, *after = calls
-    names = ("write", "write_once")
-    real = {name: getattr(store._engine, name) for name in names}
+    runner = store._engine.runner
 
-    def written(name: str, *args: Any, **kwargs: Any) -> Any:
-        for each in names:
-            patch.setattr(store._engine, each, real[each])
+    def made(name: str, run: Callable[[], Any]) -> Any:
+        if name != "placing.create_group":
+            return run()
+        patch.setattr(store._engine, "runner", runner)
         before()
-        found = real[name](*args, **kwargs)
+        found = run()
         for call in after:
             call()
         return found
 
-    for name in names:
-        patch.setattr(store._engine, name, partial(written, name))
+    intercept(patch, store, made)
 
 
 def test_a_group_begins_at_the_head_also_if_that_is_truncated_just_before(

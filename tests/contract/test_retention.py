@@ -199,16 +199,16 @@ def test_a_group_that_goes_back_while_retention_decides_keeps_what_it_goes_back_
 def test_a_group_that_goes_back_to_what_retention_just_let_go_is_told(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, group = half_read(store)
     head = stream.head()
-    real = Engine.write
 
-    def retain_first(engine: Engine, *args: Any) -> Any:
-        monkeypatch.setattr(Engine, "write", real)
-        retain(store)
-        return real(engine, *args)
+    def retain_first(name: str, run: Callable[[], Any]) -> Any:
+        if name == "placing.reset_group":
+            retain(store)
+        return run()
 
-    monkeypatch.setattr(Engine, "write", retain_first)
-    with pytest.raises(hw.TruncatedError):
-        group.reset(head)
+    with monkeypatch.context() as patch:
+        intercept(patch, store, retain_first)
+        with pytest.raises(hw.TruncatedError):
+            group.reset(head)
     assert numbers(stream) == [4, 5] and group.lag().events == 2
 
 

@@ -26,6 +26,11 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
+def marks(store: hw.Store, stream: hw.Stream) -> list[int]:
+    """The lower bounds of the stream's marks."""
+    return [mark.low for mark in store._engine.database.read(lambda tx: watermarks.list_marks(tx, stream.id))]
+
+
 def read_all(reader: hw.Reader, count: int) -> None:
     for _ in range(count):
         assert reader.read(timeout=10) is not None
@@ -66,7 +71,7 @@ def test_a_writer_that_closes_or_falls_silent_holds_nothing_back(store: hw.Store
         read_all(reader, 2)
         other.note_time(at(50))
         assert group.time_window().lower == at(2)
-        monkeypatch.setattr("headwater.writer.IDLE_WRITER_SECONDS", 0.0)
+        monkeypatch.setattr(watermarks, "_IDLE_US", 0)
         other.note_time(at(60))
         assert group.time_window().lower == at(60)
         silent.close()
@@ -113,7 +118,7 @@ def test_older_marks_go(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> Non
     with stream.writer() as writer:
         for second in range(10):
             writer.note_time(at(second))
-    assert len(store._engine.read(watermarks.list_marks, stream.id)) == 3
+    assert len(marks(store, stream)) == 3
 
 
 def test_a_note_on_a_deleted_stream_says_so_and_its_writer_can_be_closed(store: hw.Store) -> None:
@@ -159,19 +164,17 @@ def test_a_note_on_a_sealed_stream_changes_nothing(store: hw.Store) -> None:
 
 def test_a_writer_that_notes_the_same_time_again_is_not_idle(store: hw.Store) -> None:
     stream = store.create_stream("a/b")
-    # Another's note lets go who is idle.
-    idle_us = 3_600_000_000
 
     def noted_before(tx: Tx) -> None:
-        tx.run("UPDATE noted_time SET noted_at = noted_at - ? WHERE writer = 'slow'", (2 * idle_us,))
+        tx.run("UPDATE noted_time SET noted_at = noted_at - ? WHERE writer = 'slow'", (2 * watermarks._IDLE_US,))
 
     engine = store._engine
     for writer, second in (("slow", 10), ("fast", 20)):
-        engine.write(watermarks.note_time, stream.id, writer, second, idle_us)
-    engine.write(noted_before)
-    engine.write(watermarks.note_time, stream.id, "slow", 10, idle_us)
-    engine.write(watermarks.note_time, stream.id, "fast", 30, idle_us)
-    assert [mark.low for mark in engine.read(watermarks.list_marks, stream.id)] == [10]
-    engine.write(noted_before)
-    engine.write(watermarks.note_time, stream.id, "fast", 40, idle_us)
-    assert [mark.low for mark in engine.read(watermarks.list_marks, stream.id)] == [10, 40]
+        engine.run(watermarks.note_time, stream.id, writer, second)
+    engine.database.write(noted_before)
+    engine.run(watermarks.note_time, stream.id, "slow", 10)
+    engine.run(watermarks.note_time, stream.id, "fast", 30)
+    assert marks(store, stream) == [10]
+    engine.database.write(noted_before)
+    engine.run(watermarks.note_time, stream.id, "fast", 40)
+    assert marks(store, stream) == [10, 40]

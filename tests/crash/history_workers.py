@@ -214,7 +214,7 @@ def event_id(event: hw.Event) -> str:
 
 def _commit_past_what_was_handed_out() -> None:
     """An auto reader commits one event more than it has handed out."""
-    commit = groups.commit_positions
+    commit = groups.commit_positions.function
 
     def faulty(tx: Tx, group: int, reader: str, generation: int, of_group: int, positions: dict[tuple[int, int], int], *rest: Any) -> Any:
         ahead = {}
@@ -223,7 +223,7 @@ def _commit_past_what_was_handed_out() -> None:
             ahead[key] = min(number + 1, row.tail) if row is not None else number
         return commit(tx, group, reader, generation, of_group, ahead, *rest)
 
-    vars(groups)["commit_positions"] = faulty
+    groups.commit_positions.function = faulty
 
 
 def _skip_a_staged_block() -> None:

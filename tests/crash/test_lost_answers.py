@@ -182,18 +182,23 @@ def test_a_noted_time_is_stored(lossy: Lossy) -> None:
         lossy.lose(writer.note_time, datetime(2024, 1, 1, tzinfo=UTC))
 
 
+def test_an_entry_is_put_once(lossy: Lossy) -> None:
+    table = lossy.store.table("lost/table")
+    lossy.lose(table.put, "key", b"value")
+    assert table.get("key").value == b"value"  # type: ignore[union-attr]
+    assert len(list(table.changes())) == 1
+
+
 UNKNOWN: dict[str, Callable[[Lossy], Any]] = {
     "making a scope": lambda lossy: lossy.store.create_scope("other"),
     "making a stream that must not be there": lambda lossy: lossy.store.create_stream(OTHER),
     "forking": lambda lossy: lossy.stream.fork(OTHER),
     "splitting": lambda lossy: lossy.stream.split(0),
     "tagging": lambda lossy: lossy.store.tag("tag", lossy.stream.tail()),
-    "putting": lambda lossy: lossy.store.table("lost/table").put("key", b"value"),
 }
 
 
 @pytest.mark.parametrize("call", [pytest.param(call, id=name) for name, call in UNKNOWN.items()])
 def test_what_could_not_tell_its_own_work_from_another_s_says_that_it_is_unknown(lossy: Lossy, call: Callable[[Lossy], Any]) -> None:
-    lossy.store.table("lost/table")
     with pytest.raises(hw.OutcomeUnknownError, match="ask for the state"):
         lossy.lose(call, lossy)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 import headwater as hw
-from headwater.readers import reader as reader_module
+from headwater.catalog import groups
 from tests.crash.processes import Crew, Place, Worker, wait_until
 from tests.crash.txn_workers import obey_transactions
 
@@ -141,7 +141,7 @@ def test_a_reader_stopped_past_its_time_commits_neither_positions_nor_output(
 
         zombie.stop()
         # This process takes a reader for dead after a moment.
-        monkeypatch.setattr(reader_module, "_DEAD_AFTER_US", 50_000)
+        monkeypatch.setattr(groups, "_DEAD_AFTER_US", 50_000)
         with group.reader("heir", commit="manual") as heir:
             first = heir.read(timeout=60.0)
             assert first is not None and first.value == b"0", "what was not committed comes again"

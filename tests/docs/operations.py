@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import headwater
-from headwater.catalog.operations import documented
+from headwater.check import list_operations
 
 PATH = Path(__file__).parents[2] / "docs" / "architecture.md"
 _BEGIN, _END = "<!-- operations -->\n", "<!-- end of operations -->\n"
@@ -25,7 +25,7 @@ def make_table() -> str:
     """The operations of the package as a table in Markdown."""
     import_all()
     rows = [("Operation", "Runs as", "Repeatable", "Right"), ("---", "---", "---", "---")]
-    rows += [(f"`{name}`", how, repeatable, right) for name, how, repeatable, right in documented()]
+    rows += [(f"`{each.name}`", each.runs_as, "yes" if each.is_repeatable else "", each.right or "") for each in list_operations()]
     return "".join(f"| {' | '.join(row)} |\n".replace("  ", " ") for row in rows)
 
 

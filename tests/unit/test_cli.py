@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import headwater as hw
+from headwater import check
 from headwater.check import inventory
 from headwater.cli import COMMANDS, main
+from tests.docs.operations import import_all
 
 Run = Callable[..., Result]
 
@@ -52,10 +56,19 @@ def test_the_help_lists_every_command_and_what_it_does() -> None:
     assert "Verify every block" in CliRunner().invoke(main, ["--help"]).stdout
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "operations")])
 def test_every_command_takes_a_store_and_json(name: str) -> None:
     text = CliRunner().invoke(main, [name, "--help"]).stdout
     assert "--store" in text and "--catalog" in text and "--json" in text
+
+
+def test_every_operation_is_listed_with_its_right(run: Run) -> None:
+    command = [sys.executable, "-m", "headwater", "operations", "--json"]
+    listed = list(map(json.loads, subprocess.run(command, check=True, capture_output=True).stdout.splitlines()))
+    import_all()
+    assert [tuple(row.values()) for row in listed] == check.list_operations(), "the command knows them without importing every module"
+    assert {"name": "tags.get_pins", "runs_as": "statement", "repeatable": True, "right": "read stream"} in listed
+    assert [line.split()[0] for line in run("operations").stdout.splitlines()[2:] if line.strip()] == [row["name"] for row in listed]
 
 
 def test_a_stream_is_made_listed_and_described(run: Run, url: str) -> None:

@@ -114,13 +114,12 @@ def estimate_bytes(tx: Tx, row: SegmentRow, start: int, end: int, *, is_held: bo
 
 
 class InChunk(NamedTuple):
-    """The answer lies in the chunk that holds this number of a log: only its own times can tell.
+    """The answer lies in this chunk: only its own times can tell.
 
     Of the chunk's numbers those in [start, end) count; if none of them is it, the search goes on at `end`.
     """
 
-    log: int
-    number: int
+    chunk: Extent
     start: int
     end: int
 
@@ -154,7 +153,8 @@ def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int | 
             # Raw bytes have no times of their own: the start of their extent is the place.
             high = max(first, head)
         else:
-            return InChunk(log, middle, max(first, head), min(first + count, tail))
+            (chunk,) = tx.run(*_plan(("?", (log,)), middle, middle + 1, 1))
+            return InChunk(Extent(*chunk), max(first, head), min(first + count, tail))
     return min(low, tail)
 
 

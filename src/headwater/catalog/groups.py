@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headwater.catalog import segments
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Row, Statement, Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import later, next_id
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import ConflictError, FencedError, NotFoundError
+from headwater.model.arguments import MOST, check_whole
 from headwater.model.keys import WHOLE, KeyRange
+from headwater.model.limits import READER_SECONDS
+from headwater.model.names import parse_word
+
+_DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
 
 Ends = dict[int, dict[int, int]]
+#: A stream and one of its segments.
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -80,34 +88,49 @@ def _place(tx: Tx, group: int, positions: dict[int, dict[int, int]]) -> None:
     )
 
 
+_GROUP = "SELECT id, name, generation, checkpoint, end_cut FROM reader_group"
+_STREAMS = "SELECT stream, name FROM group_stream"
+
+
+@operation("read")
 def find_group(tx: Tx, name: str) -> GroupRow | None:
-    rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE name = ?", (name,))
-    return _group(tx, rows[0]) if rows else None
+    streams = (f"{_STREAMS} WHERE grp = (SELECT id FROM reader_group WHERE name = ?) ORDER BY name", (name,))
+    rows, streams_of = tx.run_all([(f"{_GROUP} WHERE name = ?", (name,)), streams])
+    return _to_group(rows[0], streams_of) if rows else None
 
 
-def is_there(tx: Tx, group: int) -> bool:
-    return bool(tx.run("SELECT 1 FROM reader_group WHERE id = ?", (group,)))
-
-
-def _group(tx: Tx, row: tuple[int, str, int, int, str | None]) -> GroupRow:
-    streams = {found[0]: found[1] for found in tx.run("SELECT stream, name FROM group_stream WHERE grp = ? ORDER BY name", (row[0],))}
-    ends = None
-    if row[4] is not None:
-        ends = {int(stream): {int(segment): end for segment, end in found.items()} for stream, found in json.loads(row[4]).items()}
-    return GroupRow(row[0], row[1], row[2], row[3], ends, streams)
+def get_group(tx: Tx, group: int) -> GroupRow:
+    return _get(*tx.run_all(_group(group)))
 
 
 def lock_group(tx: Tx, group: int) -> GroupRow:
-    rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE id = ? FOR UPDATE", (group,))
+    return _get(*tx.run_all(_group(group, " FOR UPDATE")))
+
+
+def _group(group: int, locking: str = "") -> list[Statement]:
+    """The statements that look up a group, for `_get`."""
+    return [(f"{_GROUP} WHERE id = ?{locking}", (group,)), (f"{_STREAMS} WHERE grp = ? ORDER BY name", (group,))]
+
+
+def _get(rows: Sequence[Row], streams: Sequence[Row]) -> GroupRow:
     if not rows:
         raise NotFoundError("this reader group was deleted")
-    return _group(tx, rows[0])
+    return _to_group(rows[0], streams)
 
 
+def _to_group(row: Row, streams: Sequence[Row]) -> GroupRow:
+    ends = None
+    if row[4] is not None:
+        ends = {int(stream): {int(segment): end for segment, end in found.items()} for stream, found in json.loads(row[4]).items()}
+    return GroupRow(row[0], row[1], row[2], row[3], ends, {found[0]: found[1] for found in streams})
+
+
+@operation("statement")
 def list_groups(tx: Tx) -> list[str]:
     return [row[0] for row in tx.run("SELECT name FROM reader_group ORDER BY name")]
 
 
+@operation("commit", right=Right("manage", "group"))
 def delete_group(tx: Tx, group: int) -> None:
     lock_group(tx, group)
     for table in ("group_segment", "group_reader", "group_stream"):
@@ -132,7 +155,20 @@ def list_frontier(tx: Tx, group: int) -> list[Assigned]:
     rows = tx.run(
         "SELECT stream, segment, position, done, reader, since FROM group_segment WHERE grp = ? ORDER BY stream, segment", (group,)
     )
-    return [Assigned(row[0], row[1], row[2], bool(row[3]), row[4], row[5]) for row in rows]
+    return [_to_assigned(row) for row in rows]
+
+
+def _to_assigned(row: Row) -> Assigned:
+    return Assigned(row[0], row[1], row[2], bool(row[3]), row[4], row[5])
+
+
+def _with_tails(group: int) -> Statement:
+    """The statement that looks up the frontier together with the tail of each segment that is still there."""
+    return (
+        "SELECT g.stream, g.segment, g.position, g.done, g.reader, g.since, s.tail FROM group_segment g "
+        "LEFT JOIN segment s ON s.stream = g.stream AND s.number = g.segment WHERE g.grp = ?",
+        (group,),
+    )
 
 
 def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
@@ -140,8 +176,10 @@ def list_readers(tx: Tx, group: int) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in tx.run("SELECT id, seen_at FROM group_reader WHERE grp = ? ORDER BY id", (group,))]
 
 
+@operation("commit", repeatable=True, right=Right("read", "group"))
 def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
     """(this reader's generation, the group's, its last checkpoint). An older holder of the name is fenced, and its segments are free."""
+    parse_word(reader, "reader")
     row = lock_group(tx, group)
     # Generations follow the clock, as ids do (`next_id`): none is given twice by a catalog that forgot its last commits.
     rows = tx.run(
@@ -154,6 +192,7 @@ def join_group(tx: Tx, group: int, reader: str) -> tuple[int, int, int]:
     return int(rows[0][0]), row.generation, row.checkpoint
 
 
+@operation("statement", right=Right("read", "group"))
 def get_generation(tx: Tx, group: int, reader: str) -> int:
     """The generation of whoever has this name now. NotFoundError if nobody ever had it."""
     rows = tx.run("SELECT generation FROM group_reader WHERE grp = ? AND id = ?", (group, reader))
@@ -162,6 +201,7 @@ def get_generation(tx: Tx, group: int, reader: str) -> int:
     return int(rows[0][0])
 
 
+@operation("commit", repeatable=True, right=Right("read", "group"))
 def leave_group(tx: Tx, group: int, reader: str, generation: int) -> None:
     """Free the reader's segments at their committed positions, if the reader still has this generation."""
     lock_group(tx, group)
@@ -180,16 +220,25 @@ def _free(tx: Tx, group: int, reader: str) -> None:
 
 
 def _holds(tx: Tx, group: int, reader: str, generation: int) -> bool:
-    rows = tx.run("SELECT generation, seen_at FROM group_reader WHERE grp = ? AND id = ?", (group, reader))
+    return _is_alive(tx.run(*_seat(group, reader)), generation)
+
+
+def _seat(group: int, reader: str) -> Statement:
+    """The statement that looks up a reader, for `_is_alive`."""
+    return "SELECT generation, seen_at FROM group_reader WHERE grp = ? AND id = ?", (group, reader)
+
+
+def _is_alive(rows: Sequence[Row], generation: int) -> bool:
     return bool(rows and rows[0][0] == generation and rows[0][1])
 
 
-def report(tx: Tx, group: int, reader: str, generation: int, dead_after_us: int) -> Turn:
+@operation("commit", repeatable=True, right=Right("read", "group"))
+def report(tx: Tx, group: int, reader: str, generation: int) -> Turn:
     """Say that a reader lives, let dead ones go, move the frontier on, and give the reader its share. FencedError if it lost its name."""
     row = lock_group(tx, group)
     _check_alive(tx, row, reader, generation)
-    tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
-    for other in _list_dead(tx, group, dead_after_us):
+    tx.defer("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", [(group, reader)])
+    for other in _list_dead(tx, group):
         _let_go(tx, group, other)
     _advance(tx, row)
     turn, taken = _decide(tx, row, reader, list_frontier(tx, group))
@@ -210,18 +259,18 @@ class News(NamedTuple):
     alone: bool = False
 
 
-def look(
-    tx: Tx, group: int, reader: str, generation: int, dead_after_us: int, known: tuple[int, int, int], held: Mapping[tuple[int, int], int]
-) -> News:
+@operation("read", right=Right("read", "group"))
+def look(tx: Tx, group: int, reader: str, generation: int, known: tuple[int, int, int], held: Mapping[Key, int]) -> News:
     """Whether a report would tell or change anything, without changing anything: most of the time it would not.
 
     `known` is (the group's generation, checkpoint, surplus) as of the last report, `held` the segments the reader has, with
     the number it reads next.
     """
-    rows = tx.run("SELECT id, name, generation, checkpoint, end_cut FROM reader_group WHERE id = ?", (group,))
-    if not rows or not _holds(tx, group, reader, generation) or _list_dead(tx, group, dead_after_us):
+    alive, dead, *found = tx.run_all([_seat(group, reader), _dead(group), *_group(group)])
+    # The rows of a group's readers are deleted with the group.
+    if not _is_alive(alive, generation) or dead:
         return News(True, {}, [])
-    row = _group(tx, rows[0])
+    row = _get(*found)
     frontier = list_frontier(tx, group)
     turn, taken = _decide(tx, row, reader, frontier)
     if row.generation != known[0] or set(held) != {(item.stream, item.segment) for item in turn.mine}:
@@ -240,9 +289,12 @@ def look(
     return News(is_there, ends, gone, turn.alone)
 
 
-def _list_dead(tx: Tx, group: int, dead_after_us: int) -> list[str]:
-    rows = tx.run("SELECT id FROM group_reader WHERE grp = ? AND seen_at > 0 AND seen_at < now_us() - ?", (group, dead_after_us))
-    return [row[0] for row in rows]
+def _list_dead(tx: Tx, group: int) -> list[str]:
+    return [row[0] for row in tx.run(*_dead(group))]
+
+
+def _dead(group: int) -> Statement:
+    return "SELECT id FROM group_reader WHERE grp = ? AND seen_at > 0 AND seen_at < now_us() - ?", (group, _DEAD_AFTER_US)
 
 
 def _decide(tx: Tx, row: GroupRow, reader: str, frontier: Sequence[Assigned]) -> tuple[Turn, list[Assigned]]:
@@ -260,6 +312,7 @@ def _decide(tx: Tx, row: GroupRow, reader: str, frontier: Sequence[Assigned]) ->
     return Turn(row.generation, row.checkpoint, mine, max(0, len(mine) - share), finished, alone), taken
 
 
+@operation("commit", repeatable=True, right=Right("read", "group"))
 def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
     """Say that a reader lives. FencedError if it lost its name, NotFoundError if the group is gone."""
     sql = "UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ? AND seen_at > 0 RETURNING id"
@@ -269,37 +322,33 @@ def touch_reader(tx: Tx, group: int, reader: str, generation: int) -> None:
 
 def _check_alive(tx: Tx, row: GroupRow, reader: str, generation: int) -> None:
     if not _holds(tx, row.id, reader, generation):
-        raise FencedError(
-            f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: this one is fenced, and stores no positions"
-        )
+        raise _fenced(row, reader)
 
 
+def _fenced(row: GroupRow, reader: str) -> FencedError:
+    return FencedError(
+        f"the reader {reader!r} of group {row.name!r} was taken over, removed or timed out: this one is fenced, and stores no positions"
+    )
+
+
+@operation("commit", repeatable=True, right=Right("read", "group"))
 def commit_positions(
-    tx: Tx,
-    group: int,
-    reader: str,
-    generation: int,
-    group_generation: int,
-    positions: dict[tuple[int, int], int],
-    give: Sequence[tuple[int, int]],
-    *,
-    again: bool = False,
+    tx: Tx, group: int, reader: str, generation: int, group_generation: int, positions: Mapping[Key, int], give: Sequence[Key]
 ) -> None:
     """Make a reader's positions durable, then give the segments `give` up to the others.
 
-    Given `again`, since the answer to an earlier try was lost, it recognises what was done.
+    ConflictError, and nothing is stored, if a position lies past the tail or below what is durable already. Run again after a lost
+    answer, this stores what it stored before, and passes over the segments that the reader lost by it.
     """
     row = lock_group(tx, group)
-    if again:
-        # A reader that is alive loses segments by its own commits alone: those it gave up, and those that it brought to their end.
-        present = {(item.stream, item.segment): item for item in list_frontier(tx, group)}
-        stored = {
-            key for key, at in positions.items() if key not in present or (present[key].reader != reader and present[key].position >= at)
-        }
-        positions = {key: number for key, number in positions.items() if key not in stored}
-    check_holder(tx, row, reader, generation, group_generation, positions)
-    _store(tx, group, positions)
-    tx.run("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", (group, reader))
+    seat = _look_at_seat(tx, row, reader, generation, group_generation)
+    _check_tails(positions, seat.tails)
+    lost = {key: at for key, at in positions.items() if key not in seat.held}
+    kept = {key: at for key, at in positions.items() if key in seat.held}
+    _check_held(row, reader, seat, kept)
+    _check_lost(tx, row, reader, seat, lost)
+    _store(tx, group, kept)
+    tx.defer("UPDATE group_reader SET seen_at = now_us() WHERE grp = ? AND id = ?", [(group, reader)])
     _advance(tx, row)
     tx.defer(
         "UPDATE group_segment SET reader = NULL, since = now_us() WHERE grp = ? AND stream = ? AND segment = ? AND reader = ?",
@@ -307,44 +356,120 @@ def commit_positions(
     )
 
 
-def check_holder(tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: dict[tuple[int, int], int]) -> None:
-    """`positions` are those that moved: a segment that is done is nobody's, and its position stays."""
-    _check_alive(tx, row, reader, generation)
+class _Seat(NamedTuple):
+    """What a live reader sees of its group: the frontier, the part of it that it holds, and the tails of the frontier's segments."""
+
+    frontier: dict[Key, Assigned]
+    held: dict[Key, Assigned]
+    tails: dict[Key, int]
+
+
+def _look_at_seat(tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int) -> _Seat:
+    """The reader's seat in a locked group. FencedError if the reader lost its name, ConflictError if the group was reset."""
+    alive, rows = tx.run_all([_seat(row.id, reader), _with_tails(row.id)])
+    if not _is_alive(alive, generation):
+        raise _fenced(row, reader)
     if row.generation != group_generation:
         raise ConflictError(f"the group {row.name!r} was reset meanwhile: the positions were not stored; read on from where it is now")
-    held = {(item.stream, item.segment): item for item in list_frontier(tx, row.id) if item.reader == reader}
+    frontier = {(found[0], found[1]): _to_assigned(found) for found in rows}
+    held = {key: item for key, item in frontier.items() if item.reader == reader}
+    return _Seat(frontier, held, {(found[0], found[1]): found[6] for found in rows if found[6] is not None})
+
+
+def _check_tails(positions: Mapping[Key, int], tails: Mapping[Key, int]) -> None:
+    """ConflictError if a position lies past the tail of its segment: all events up to there would be skipped."""
     for key, number in positions.items():
-        if key not in held:
-            raise FencedError(
-                f"the reader {reader!r} of group {row.name!r} no longer holds segment {key[1]}: its positions were not stored"
-            )
-        if number < held[key].position:
+        check_whole(number, "a reader's position", most=MOST)
+        if number > tails.get(key, MOST):
             raise ConflictError(
-                f"the reader {reader!r} of group {row.name!r} is at {held[key].position} in segment {key[1]}, behind {number}, "
-                "by a transaction that was committed meanwhile: read on from there"
+                f"no position was stored: {number} in segment {key[1]} lies past its tail {tails[key]}, where no event ever was, or the "
+                "catalog went back to before it; read on from where the group is"
             )
 
 
-def _store(tx: Tx, group: int, positions: dict[tuple[int, int], int]) -> None:
+def _check_held(row: GroupRow, reader: str, seat: _Seat, positions: Mapping[Key, int]) -> None:
+    """ConflictError if a position is below the durable one, FencedError if the reader does not hold its segment."""
+    for key, number in positions.items():
+        if key not in seat.held:
+            raise _not_held(row, reader, key)
+        if number < seat.held[key].position:
+            raise _moved_on(row, reader, key, seat.held[key].position, number)
+
+
+def _check_lost(tx: Tx, row: GroupRow, reader: str, seat: _Seat, positions: Mapping[Key, int]) -> None:
+    """FencedError or ConflictError unless positions in segments that a live reader no longer holds are durable already.
+
+    The reader loses a segment by its own commits alone: a commit gave the segment up, or brought it to its end.
+    """
+    for key, number in positions.items():
+        item = seat.frontier.get(key)
+        if item is not None and not item.done:
+            # Given up. Another reader may have gone on from there.
+            end = number if item.position >= number else None
+        elif item is not None:
+            end = item.position
+        else:
+            end = _find_end(tx, row, seat, key, number)
+        if end is None or number > end:
+            raise _not_held(row, reader, key)
+        if number < end:
+            raise _moved_on(row, reader, key, end, number)
+
+
+def _find_end(tx: Tx, row: GroupRow, seat: _Seat, key: Key, number: int) -> int | None:
+    """The end of a segment that all of the group is past; None if the group was never there. A truncated one ended at `number`."""
+    newest = max((segment for stream, segment in seat.frontier if stream == key[0]), default=-1)
+    if key[1] > newest:
+        return None
+    found = segments.find_segment(tx, *key)
+    if found is None:
+        return number
+    return (row.ends or {}).get(key[0], {}).get(key[1], found.tail)
+
+
+def _not_held(row: GroupRow, reader: str, key: Key) -> FencedError:
+    return FencedError(f"the reader {reader!r} of group {row.name!r} no longer holds segment {key[1]}: its positions were not stored")
+
+
+def _moved_on(row: GroupRow, reader: str, key: Key, position: int, number: int) -> ConflictError:
+    return ConflictError(
+        f"the reader {reader!r} of group {row.name!r} is at {position} in segment {key[1]}, behind {number}, "
+        "by a transaction that was committed meanwhile: read on from there"
+    )
+
+
+def check_holder(
+    tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: Mapping[Key, int]
+) -> dict[Key, Assigned]:
+    """For a transaction: the frontier. FencedError or ConflictError unless the reader may store these positions.
+
+    None of them may lie past a tail. They are those that moved: a segment that is done is nobody's, and its position stays.
+    """
+    seat = _look_at_seat(tx, row, reader, generation, group_generation)
+    _check_tails(positions, seat.tails)
+    _check_held(row, reader, seat, positions)
+    return seat.frontier
+
+
+def _store(tx: Tx, group: int, positions: Mapping[Key, int]) -> None:
     tx.defer(
         "UPDATE group_segment SET position = ? WHERE grp = ? AND stream = ? AND segment = ?",
         [(number, group, *key) for key, number in positions.items()],
     )
 
 
-def store_positions(tx: Tx, row: GroupRow, positions: dict[tuple[int, int], int]) -> None:
+def store_positions(tx: Tx, row: GroupRow, positions: Mapping[Key, int]) -> None:
     """For a transaction: make positions durable that `check_holder` found to hold, in a locked group."""
     _store(tx, row.id, positions)
     _advance(tx, row)
 
 
-def dump_positions(group_generation: int, positions: dict[tuple[int, int], int]) -> bytes:
-    return json.dumps([group_generation, [[*key, number] for key, number in sorted(positions.items())]]).encode()
+def _dump_positions(group_generation: int, positions: Mapping[Key, int]) -> str:
+    return json.dumps([group_generation, [[*key, number] for key, number in sorted(positions.items())]])
 
 
-def _load(data: bytes | None) -> tuple[int, dict[tuple[int, int], int]]:
-    assert data is not None
-    group_generation, rows = json.loads(bytes(data))
+def _load_positions(text: str) -> tuple[int, dict[Key, int]]:
+    group_generation, rows = json.loads(text)
     return group_generation, {(stream, segment): number for stream, segment, number in rows}
 
 
@@ -373,11 +498,13 @@ def _moves(tx: Tx, row: GroupRow, frontier: Sequence[Assigned]) -> list[tuple[in
     by_stream: dict[int, Places] = {}
     for item in frontier:
         by_stream.setdefault(item.stream, {})[item.segment] = (item.position, item.done)
+    ends_of = {stream: row.ends.get(stream, {}) if row.ends is not None else None for stream in by_stream}
+    # Numbers grow along each key, so what lies before the frontier's first is read already.
+    looks = [segments.listed(stream, min([*before, *(ends_of[stream] or {})])) for stream, before in by_stream.items()]
     found = []
-    for stream, before in by_stream.items():
-        ends = row.ends.get(stream, {}) if row.ends is not None else None
-        # Numbers grow along each key, so what lies before the frontier's first is read already.
-        rows = {other.number: other for other in segments.list_segments(tx, stream, first=min([*before, *(ends or {})]))}
+    for (stream, before), listed in zip(by_stream.items(), tx.run_all(looks) if looks else [], strict=True):
+        ends = ends_of[stream]
+        rows = {other.number: other for other in map(segments.to_row, listed)}
         after = dict(before)
         while _advance_once(rows, after, ends):
             pass
@@ -441,41 +568,53 @@ def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
     return at >= whole.end
 
 
+@operation("commit", repeatable=True, right=Right("read", "group"))
 def request_checkpoint(tx: Tx, group: int) -> int:
     """Ask every reader to say where it is; returns the request's number."""
     lock_group(tx, group)
     return int(tx.run(f"UPDATE reader_group SET checkpoint = {_next('checkpoint')} WHERE id = ? RETURNING checkpoint", (group,))[0][0])
 
 
-def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoint: int, positions: dict[tuple[int, int], int]) -> None:
-    """A reader's answer: what it had handed out, when it was next asked for an event."""
+@operation("commit", repeatable=True, right=Right("read", "group"))
+def answer_checkpoint(tx: Tx, group: int, reader: str, generation: int, checkpoint: int, positions: Mapping[Key, int]) -> None:
+    """A reader's answer: what it had handed out, when it was next asked for an event.
+
+    ConflictError, and nothing is stored, if a position lies past the tail, or nobody asked for this checkpoint.
+    """
     row = lock_group(tx, group)
+    if checkpoint > row.checkpoint:
+        raise ConflictError(f"nobody asked the group {row.name!r} for checkpoint {checkpoint}; the last one is {row.checkpoint}")
+    rows = tx.run(*_with_tails(group))
     # A reset that the reader has not heard of took its segments: where it was in them counts no more.
-    held = {(item.stream, item.segment) for item in list_frontier(tx, group) if item.reader == reader}
+    held = {(found[0], found[1]) for found in rows if found[4] == reader}
     positions = {key: number for key, number in positions.items() if key in held}
-    tx.run(
+    _check_tails(positions, {(found[0], found[1]): found[6] for found in rows if found[6] is not None})
+    tx.defer(
         "UPDATE group_reader SET checkpoint = ?, positions = ?, seen_at = now_us() WHERE grp = ? AND id = ? AND generation = ?",
-        (checkpoint, dump_positions(row.generation, positions).decode(), group, reader, generation),
+        [(checkpoint, _dump_positions(row.generation, positions), group, reader, generation)],
     )
 
 
-def read_checkpoint(tx: Tx, group: int, checkpoint: int, dead_after_us: int) -> tuple[list[str], dict[int, dict[int, int]]]:
+@operation("read", right=Right("read", "group"))
+def read_checkpoint(tx: Tx, group: int, checkpoint: int) -> tuple[list[str], dict[int, dict[int, int]]]:
     """(readers that have not answered, positions by stream and segment): a cut, once nobody is missing."""
+    answers = (
+        "SELECT id, checkpoint, positions, seen_at < now_us() - ? FROM group_reader WHERE grp = ? AND seen_at > 0",
+        (_DEAD_AFTER_US, group),
+    )
+    generations, rows = tx.run_all([("SELECT generation FROM reader_group WHERE id = ?", (group,)), answers])
+    present = [row[0] for row in generations]
     frontier = list_frontier(tx, group)
-    present = [row[0] for row in tx.run("SELECT generation FROM reader_group WHERE id = ?", (group,))]
     found: dict[int, dict[int, int]] = {}
     for item in frontier:
         found.setdefault(item.stream, {})[item.segment] = item.position
     missing = []
-    rows = tx.run(
-        "SELECT id, checkpoint, positions, seen_at < now_us() - ? FROM group_reader WHERE grp = ? AND seen_at > 0", (dead_after_us, group)
-    )
     for reader, answered, positions, dead in rows:
         if answered < checkpoint:
             if not dead and any(item.reader == reader for item in frontier):
                 missing.append(reader)
             continue
-        group_generation, numbers = _load(positions.encode()) if positions else (None, {})
+        group_generation, numbers = _load_positions(positions) if positions else (None, {})
         if group_generation not in present:
             continue  # It answered before a reset, and is where that put it.
         for (stream, segment), number in numbers.items():

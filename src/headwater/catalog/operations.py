@@ -7,7 +7,7 @@ rights, a remote client, the faults of a test) has one place to stand.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from headwater.catalog.database import Database, Row, Statement, Tx
@@ -133,9 +133,3 @@ class _OneStatement:
     def _use(self) -> None:
         assert not self._is_used, "a second statement might see another state: declare the operation as a read"
         self._is_used = True
-
-
-def documented() -> Iterator[tuple[str, str, str, str]]:
-    """(name, how it runs, whether it may be repeated, its right) of each operation of the package, for the documentation."""
-    for found in (found for found in list_operations() if found.function.__module__.startswith("headwater.")):
-        yield found.name, found.how, "yes" if found.repeatable else "", str(found.right or "")

@@ -28,14 +28,13 @@ class Positions(Ledger["ReaderMove"]):
         try:
             row = self._rows[term.group] = self._rows.get(term.group) or groups.lock_group(tx, term.group)
             moves = load_moves(term.data)
-            groups.check_holder(
-                tx, row, term.reader, term.generation, term.group_generation, {key: number for key, (_, number) in moves.items()}
-            )
-            present = {(item.stream, item.segment): item.position for item in groups.list_frontier(tx, term.group)}
+            positions = {key: number for key, (_, number) in moves.items()}
+            frontier = groups.check_holder(tx, row, term.reader, term.generation, term.group_generation, positions)
             for key, (start, _) in moves.items():
-                if present[key] != start:
+                at = frontier[key].position
+                if at != start:
                     raise ConflictError(
-                        f"the reader {term.reader!r} of group {row.name!r} is at {present[key]} in segment {key[1]}, and this transaction "
+                        f"the reader {term.reader!r} of group {row.name!r} is at {at} in segment {key[1]}, and this transaction "
                         f"goes on from {start}: one before it was not committed, or another for the same events was; read on from there"
                     )
         except HeadwaterError as error:

@@ -73,9 +73,13 @@ def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Se
 @operation("statement", right=Right("read", "stream"))
 def list_segments(tx: Tx, stream: int, *, first: int = 0, with_dropped: bool = False) -> list[SegmentRow]:
     """Every segment that is readable, by number from `first` on; with those that only a tag keeps, if asked for."""
+    return [to_row(row) for row in tx.run(*listed(stream, first, with_dropped=with_dropped))]
+
+
+def listed(stream: int, first: int = 0, *, with_dropped: bool = False) -> Statement:
+    """The statement of `list_segments`; `to_row` makes segments of its rows."""
     dropped = "" if with_dropped else "AND dropped = 0"
-    sql = f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number >= ? {dropped} ORDER BY number"
-    return [to_row(row) for row in tx.run(sql, (stream, first))]
+    return f"SELECT {COLUMNS} FROM segment WHERE stream = ? AND number >= ? {dropped} ORDER BY number", (stream, first)
 
 
 @operation("statement", right=Right("read", "stream"))

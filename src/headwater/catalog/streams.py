@@ -141,8 +141,13 @@ def find_origin(tx: Tx, stream: int) -> str | None:
 
 @operation("statement", right=Right("read", "name"))
 def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
-    rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name)
+    rows = tx.run(*found(name))
     return StreamRow(*rows[0]) if rows else None
+
+
+def found(name: StreamName) -> Statement:
+    """The statement that looks up the stream of a name; a `StreamRow` is made of its row."""
+    return f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name
 
 
 def with_segment(name: StreamName, number: int) -> Statement:
@@ -156,11 +161,24 @@ def to_stream_and_segment(row: Row) -> tuple[StreamRow, SegmentRow | None]:
     return StreamRow(*stream), to_row(segment) if segment[0] is not None else None
 
 
+def gone(stream: int) -> NotFoundError:
+    """The error for a stream that was deleted. Its name went with it: whoever gave the id may know it."""
+    return NotFoundError("this stream was deleted", stream=stream)
+
+
 @operation("statement", right=Right("read", "stream"))
 def get_stream(tx: Tx, stream: int) -> StreamRow:
-    rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ?", (stream,))
+    return to_stream(stream, tx.run(*looked_up(stream)))
+
+
+def looked_up(stream: int) -> Statement:
+    """The statement that looks up a stream, for `to_stream`."""
+    return f"SELECT {_COLUMNS} FROM stream WHERE id = ?", (stream,)
+
+
+def to_stream(stream: int, rows: Sequence[Row]) -> StreamRow:
     if not rows:
-        raise NotFoundError("this stream was deleted")
+        raise gone(stream)
     return StreamRow(*rows[0])
 
 
@@ -173,7 +191,7 @@ def lock_stream(tx: Tx, stream: int) -> StreamRow:
     """The stream, unchanged until this transaction ends."""
     rows = tx.run(f"SELECT {_COLUMNS} FROM stream WHERE id = ? FOR UPDATE", (stream,))
     if not rows:
-        raise NotFoundError("this stream was deleted")
+        raise gone(stream)
     return StreamRow(*rows[0])
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from headwater.catalog import segments
 from headwater.catalog.database import Row, Tx
 from headwater.catalog.operations import Right, operation
-from headwater.errors import ConflictError
 
 Pins = dict[int, list[tuple[int, int]]]
 
@@ -41,26 +40,35 @@ def find_head(tx: Tx, stream: int, cut: Mapping[int, int], text: str) -> str | N
     return str(rows[0][0]) if rows else None
 
 
-def lock_pinned(tx: Tx, name: str, others: Sequence[int] = ()) -> None:
-    """Lock the streams that a tag pins, and others: no one else finds something kept by it, and is left without it by its end."""
+def _hold_name(name: str) -> str:
+    # With a space, which no tag's name has: no operation on a hold can reach a tag.
+    return f"hold {name}"
+
+
+def lock_held(tx: Tx, hold: str, others: Sequence[int]) -> None:
+    """Lock the streams that a hold pins, and others."""
+    _lock_pinned(tx, _hold_name(hold), others)
+
+
+def _lock_pinned(tx: Tx, name: str, others: Sequence[int] = ()) -> None:
+    """Lock the streams that a tag or hold pins, and others: no one else finds something kept by it, and is left without it by its end."""
     named = " OR id = ?" * len(others)
     tx.run(f"SELECT id FROM stream WHERE id IN (SELECT stream FROM pin WHERE tag = ?){named} ORDER BY id FOR UPDATE", (name, *others))
 
 
 def hold(tx: Tx, name: str, pins: list[tuple[int, int, int, int]], lease_us: int) -> None:
-    """Pin (stream, segment, first, until) for a while, in place of what this name held before. ConflictError if it is a tag's name.
+    """Pin (stream, segment, first, until) for a while, in place of what a hold of this name held before.
 
     The caller has locked the streams of both.
     """
-    held = tx.run(
+    row = _hold_name(name)
+    tx.run(
         "INSERT INTO tag (name, cut, head, created_at, expires_at) VALUES (?, '', '', now_us(), now_us() + ?) "
-        "ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at WHERE tag.expires_at IS NOT NULL RETURNING name",
-        (name, lease_us),
+        "ON CONFLICT (name) DO UPDATE SET expires_at = excluded.expires_at",
+        (row, lease_us),
     )
-    if not held:
-        raise ConflictError(f"{name!r} is a tag: a hold does not take its place")
-    before = tx.run("DELETE FROM pin WHERE tag = ? RETURNING stream, segment", (name,))
-    tx.run_all([("INSERT INTO pin (tag, stream, segment, first, until) VALUES (?, ?, ?, ?, ?)", (name, *pin)) for pin in pins])
+    before = tx.run("DELETE FROM pin WHERE tag = ? RETURNING stream, segment", (row,))
+    tx.run_all([("INSERT INTO pin (tag, stream, segment, first, until) VALUES (?, ?, ?, ?, ?)", (row, *pin)) for pin in pins])
     _forget_unpinned(tx, sorted(before))
 
 
@@ -76,7 +84,7 @@ def delete_expired(tx: Tx) -> None:
     expired = "SELECT p.stream FROM pin p JOIN tag t ON t.name = p.tag WHERE t.expires_at < now_us()"
     tx.run(f"SELECT id FROM stream WHERE id IN ({expired}) ORDER BY id FOR UPDATE")
     for (name,) in tx.run("SELECT name FROM tag WHERE expires_at < now_us() ORDER BY name FOR UPDATE"):
-        end_hold(tx, name)
+        _delete(tx, name, _IS_HOLD)
 
 
 @operation("commit")
@@ -85,14 +93,17 @@ def delete_tag(tx: Tx, name: str) -> bool:
     return _delete(tx, name, "expires_at IS NULL")
 
 
+_IS_HOLD = "expires_at IS NOT NULL"
+
+
 @operation("commit", repeatable=True)
 def end_hold(tx: Tx, name: str) -> bool:
     """Forget a hold, and the segments that only it kept; False if there is none. A tag of this name stays."""
-    return _delete(tx, name, "expires_at IS NOT NULL")
+    return _delete(tx, _hold_name(name), _IS_HOLD)
 
 
 def _delete(tx: Tx, name: str, condition: str) -> bool:
-    lock_pinned(tx, name)
+    _lock_pinned(tx, name)
     sql = f"DELETE FROM pin WHERE tag = ? AND EXISTS (SELECT 1 FROM tag WHERE name = pin.tag AND {condition}) RETURNING stream, segment"
     pinned = tx.run(sql, (name,))
     gone = tx.run(f"DELETE FROM tag WHERE name = ? AND {condition} RETURNING name", (name,))

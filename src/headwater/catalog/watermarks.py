@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from headwater.catalog import segments, streams
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
+from headwater.model.limits import IDLE_WRITER_SECONDS
 
 #: Marks kept for each stream; older ones go.
 KEPT = 1000
+_IDLE_US = int(IDLE_WRITER_SECONDS * 1_000_000)
 
 
 class Mark(NamedTuple):
@@ -24,7 +27,8 @@ class Mark(NamedTuple):
     numbers: dict[int, int]
 
 
-def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> None:
+@operation("commit", repeatable=True)
+def note_time(tx: Tx, stream: int, writer: str, time_us: int) -> None:
     """Note a writer's time, after its events up to then are durable. NotFoundError if the stream was deleted."""
     if streams.lock_stream(tx, stream).sealed_at is not None:
         return  # No events come any more; and without open segments there is no place for a mark.
@@ -34,7 +38,7 @@ def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> N
         "time = CASE WHEN noted_time.time < excluded.time THEN excluded.time ELSE noted_time.time END",
         (stream, writer, time_us),
     )
-    tx.run("DELETE FROM noted_time WHERE stream = ? AND writer <> ? AND noted_at < now_us() - ?", (stream, writer, idle_us))
+    tx.run("DELETE FROM noted_time WHERE stream = ? AND writer <> ? AND noted_at < now_us() - ?", (stream, writer, _IDLE_US))
     low, high = tx.run("SELECT min(time), max(time) FROM noted_time WHERE stream = ?", (stream,))[0]
     last = tx.run("SELECT number, low FROM watermark WHERE stream = ? ORDER BY number DESC LIMIT 1", (stream,))
     if low is None or (last and last[0][1] >= low):
@@ -48,6 +52,7 @@ def note_time(tx: Tx, stream: int, writer: str, time_us: int, idle_us: int) -> N
     tx.run("DELETE FROM watermark WHERE stream = ? AND number <= ?", (stream, number - KEPT))
 
 
+@operation("commit", repeatable=True)
 def forget_writer(tx: Tx, stream: int, writer: str) -> None:
     """A writer is done: it no longer holds the mark back."""
     tx.run("DELETE FROM noted_time WHERE stream = ? AND writer = ?", (stream, writer))

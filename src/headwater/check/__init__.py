@@ -6,11 +6,13 @@ Nothing here changes anything, and nothing holds a transaction for longer than o
 from __future__ import annotations
 
 from headwater.check.inventory import SegmentContents, StoreContents, StreamContents, list_contents, store_contents, stream_contents
+from headwater.check.operations import OperationInfo, list_operations
 from headwater.check.report import CheckReport, Problem, Progress, Unused
 from headwater.check.verification import check_store
 
 __all__ = [
     "CheckReport",
+    "OperationInfo",
     "Problem",
     "Progress",
     "SegmentContents",
@@ -19,6 +21,7 @@ __all__ = [
     "Unused",
     "check_store",
     "list_contents",
+    "list_operations",
     "store_contents",
     "stream_contents",
 ]

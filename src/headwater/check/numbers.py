@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headwater.catalog import extents, segments, tags
+from headwater.catalog.database import Tx
 from headwater.catalog.extents import Extent
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.check.blocks import BlockCheck, SeenObjects
 from headwater.check.report import CheckReport, Problem
@@ -13,6 +15,13 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 
 _SLICE_EXTENTS = 128
+
+
+@operation("read")
+def find_pieces(tx: Tx, stream: int, number: int) -> list[tuple[int, int, int]]:
+    """(log, first, until) of the logs that hold a segment's numbers, in order; none if the segment is gone."""
+    row = segments.find_segment(tx, stream, number)
+    return segments.list_pieces(tx, row) if row is not None else []
 
 
 class SegmentCheck(BlockCheck):
@@ -27,7 +36,7 @@ class SegmentCheck(BlockCheck):
     def run(self) -> Iterator[None]:
         for start, end in self._needed(self._row):
             at = start
-            for log, first, until in self._engine.database.read(lambda tx: segments.list_pieces(tx, self._row)):
+            for log, first, until in self._engine.run(find_pieces, self._stream.id, self._row.number):
                 first, until = min(first, end), min(until, end)
                 if at < first:
                     self._add_gap(at, first)

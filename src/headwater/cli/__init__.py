@@ -28,6 +28,7 @@ COMMANDS = {
     "ingest": ("headwater.cli.ingest", "Store the rows of files in a stream, each once."),
     "upkeep": ("headwater.cli.maintain", "Do the store's housekeeping, once or until Ctrl-C."),
     "check": ("headwater.cli.maintain", "Verify every block and row of a store."),
+    "operations": ("headwater.cli.operations", "List the operations on a catalog, and the right that each needs."),
     "bench": ("headwater.cli.bench", "Measure a store: acks, writing, reading, the tail and transactions."),
 }
 

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from headwater.catalog import extents, groups, segments, streams, watermarks
-from headwater.catalog.database import Tx
-from headwater.catalog.groups import Assigned, GroupRow
+from headwater.catalog import groups
+from headwater.catalog.groups import GroupRow
+from headwater.catalog.operations import Operation
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, UnavailableError
 from headwater.model.arguments import check_seconds, items_of, shown
-from headwater.model.cuts import Cut, Span, StreamCut, is_before
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.keys import KEY_SPACE
 from headwater.model.limits import READER_SECONDS
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.positions import Segment
+from headwater.readers import placing, progress
+from headwater.readers.progress import Lag
 from headwater.readers.reader import Reader
 from headwater.runtime import clock
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
 from headwater.streams.cuts import Place
-from headwater.streams.lifecycle import deleted, open_stream
+from headwater.streams.lifecycle import naming, open_stream
 
 if TYPE_CHECKING:
     from headwater.store import Store
 
-_DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Lag(NamedTuple):
-    """How far a group is behind: events and bytes not committed yet, and the age of the oldest of them in seconds."""
-
-    events: int
-    bytes: int
-    seconds: float
 
 
 class HeldSegment(NamedTuple):
@@ -100,11 +91,11 @@ class ReaderGroup:
 
     def positions(self) -> Cut:
         """The group's committed positions."""
-        return self._cut(self._read(_positions, self._row.id))
+        return self._cut(self._run(progress.positions))
 
     def _cut(self, positions: dict[int, dict[int, int]]) -> Cut:
         if not positions:
-            raise NotFoundError(f"the reader group {self.name} was deleted")
+            raise self._deleted()
         names = self._row.streams
         return Cut(self._engine.store_id, {names[stream]: StreamCut(stream, numbers) for stream, numbers in positions.items()})
 
@@ -114,11 +105,11 @@ class ReaderGroup:
         Readers are not stopped, and their committed positions stay as they are.
         """
         timeout = check_seconds(timeout, "timeout")
-        number = self._engine.write_once(groups.request_checkpoint, self._row.id)
+        number = self._engine.run(groups.request_checkpoint, self._row.id)
         deadline = time.monotonic() + timeout
         while True:
             seen = self._engine.changes.version()
-            missing, positions = self._engine.read(groups.read_checkpoint, self._row.id, number, _DEAD_AFTER_US)
+            missing, positions = self._engine.run(groups.read_checkpoint, self._row.id, number)
             if not missing:
                 return self._cut(positions)
             left = deadline - time.monotonic()
@@ -130,27 +121,25 @@ class ReaderGroup:
         """Put the group at a cut (or at "head", "tail" or a time). TruncatedError if some of what lies behind it is gone."""
         if cut is None:
             raise InvalidRequestError("a reset takes the cut to go on from")
-        places = [(ref, cuts.fix(self._engine, ref, cut)) for ref in sorted(self._refs(), key=lambda ref: ref.id)]
-
-        def work(tx: Tx) -> None:
-            groups.reset_group(tx, self._row.id, _locked_positions(tx, self._engine.store_id, places))
-
-        self._engine.write(work)
+        refs = self._refs()
+        places = [(ref.id, cuts.fix(self._engine, ref, cut)) for ref in refs]
+        with naming(*refs):
+            self._engine.run(placing.reset_group, self._engine.store_id, self._row.id, places)
 
     def lag(self) -> Lag:
         """How far the committed positions are behind the tails (of a bounded group: behind its end)."""
-        return Lag(*self._read(_lag, self._row))
+        return self._run(progress.lag)
 
     def time_window(self) -> TimeWindow:
         """Between which event times the group is, by what writers noted: all events still to come are not older than `lower`, all that
         were committed not newer than `upper`. None where nothing is known."""
-        bounds = self._read(_time_window, self._row)
+        bounds = self._run(progress.time_window)
         lower, upper = (clock.to_datetime(bound) if bound is not None else None for bound in bounds)
         return TimeWindow(lower, upper)
 
     def assignments(self) -> dict[str, list[Segment]]:
         """Who reads what, by reader; the segments that nobody holds are under the empty name."""
-        frontier, rows = self._read(_frontier_rows, self._row)
+        frontier, rows = self._run(progress.frontier)
         found: dict[str, list[Segment]] = {}
         for item in frontier:
             row = rows.get((item.stream, item.segment))
@@ -160,7 +149,7 @@ class ReaderGroup:
 
     def held_segments(self) -> list[HeldSegment]:
         """The segments the group is at: who holds each and since when, and the committed position."""
-        frontier, rows = self._read(_frontier_rows, self._row)
+        frontier, rows = self._run(progress.frontier)
         return [
             HeldSegment(
                 item.reader,
@@ -175,27 +164,27 @@ class ReaderGroup:
 
     def readers(self) -> list[str]:
         """The readers that are there now."""
-        return [reader for reader, seen_at in self._read(groups.list_readers, self._row.id) if seen_at]
+        return self._run(progress.list_readers)
 
-    def _read(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a catalog function over one look, in which the group is there. NotFoundError if it was deleted."""
+    def _run(self, look: Operation[[int], T]) -> T:
+        """Look at the group. NotFoundError if it was deleted."""
+        try:
+            return self._engine.run(look, self._row.id)
+        except NotFoundError:
+            raise self._deleted() from None
 
-        def both(tx: Tx) -> T:
-            if not groups.is_there(tx, self._row.id):
-                raise NotFoundError(f"the reader group {self.name} was deleted")
-            return look(tx, *args, **kwargs)
-
-        return self._engine.read(both)
+    def _deleted(self) -> NotFoundError:
+        return NotFoundError(f"the reader group {self.name} was deleted")
 
     def remove_reader(self, id: str) -> None:
         """Let a reader go: it is fenced, and its segments are read on from their committed positions."""
         reader = parse_word(id, "reader")
-        generation = self._engine.look(groups.get_generation, self._row.id, reader)
-        self._engine.write_once(groups.leave_group, self._row.id, reader, generation)
+        generation = self._engine.run(groups.get_generation, self._row.id, reader)
+        self._engine.run(groups.leave_group, self._row.id, reader, generation)
 
     def delete(self) -> None:
         """Delete the group. Its readers get NotFoundError; the streams are not touched."""
-        self._engine.write(groups.delete_group, self._row.id)
+        self._engine.run(groups.delete_group, self._row.id)
 
 
 def open_group(store: Store, name: str, streams: list[str] | None, start: Place, end: Place) -> ReaderGroup:
@@ -203,7 +192,7 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
     engine = store._engine
     parse_word(name, "reader group")
     if streams is None:
-        found = engine.read(groups.find_group, name)
+        found = engine.run(groups.find_group, name)
         if found is None:
             raise NotFoundError(f"there is no reader group {name!r}: give the streams it shall read to create it")
         return ReaderGroup(store, found)
@@ -214,8 +203,8 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
     for ref in refs:
         if ref.kind != "events":
             raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events")
-    while (found := engine.read(groups.find_group, name)) is None:
-        made = _create(engine, name, sorted(refs, key=lambda ref: ref.id), start, end)
+    while (found := engine.run(groups.find_group, name)) is None:
+        made = _create(engine, name, refs, start, end)
         if made is not None:
             return ReaderGroup(store, made)
     if set(found.streams) != {ref.id for ref in refs}:
@@ -226,95 +215,10 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
 
 def _create(engine: Engine, name: str, refs: list[StreamRef], start: Place, end: Place) -> GroupRow | None:
     """The new group; None if the name is taken by now."""
-    starts = [(ref, cuts.fix(engine, ref, start)) for ref in refs]
-    stops = [(ref, cuts.fix(engine, ref, end)) for ref in refs] if end is not None else None
-
-    def work(tx: Tx) -> GroupRow | None:
-        positions = _locked_positions(tx, engine.store_id, starts)
-        ends = _locked_positions(tx, engine.store_id, stops) if stops is not None else None
-        return groups.create_group(tx, name, {ref.id: ref.name for ref in refs}, positions, ends)
-
-    return engine.write_once(work)
-
-
-def _locked_positions(tx: Tx, store_id: str, places: list[tuple[StreamRef, Place]]) -> dict[int, dict[int, int]]:
-    """Where a group shall be, in streams given in the order of their ids. They are locked: none of it is truncated before it is there.
-
-    Retention by what groups have read is decided before, and seen here, or sees where the group is.
-    """
-    for ref, _ in places:
-        try:
-            streams.lock_stream(tx, ref.id)
-        except NotFoundError:
-            raise deleted(ref) from None
-    return {ref.id: cuts.numbers_in(tx, store_id, ref, place) for ref, place in places}
-
-
-def _positions(tx: Tx, group: int) -> dict[int, dict[int, int]]:
-    found: dict[int, dict[int, int]] = {}
-    for item in groups.list_frontier(tx, group):
-        found.setdefault(item.stream, {})[item.segment] = item.position
-    return found
-
-
-def _frontier_rows(tx: Tx, group: GroupRow) -> tuple[list[Assigned], dict[tuple[int, int], SegmentRow]]:
-    rows = {(stream, row.number): row for stream in group.streams for row in segments.list_segments(tx, stream)}
-    return groups.list_frontier(tx, group.id), rows
-
-
-def _lag(tx: Tx, group: GroupRow) -> tuple[int, int, float]:
-    events = size = 0
-    oldest: int | None = None
-    positions = _positions(tx, group.id)
-    for stream, numbers in positions.items():
-        rows = segments.list_segments(tx, stream)
-        ends = group.ends.get(stream) if group.ends is not None else None
-        for item in cuts.between_numbers(rows, numbers, ends):
-            row = item.segment
-            events += item.end - item.start
-            size += extents.estimate_bytes(tx, row, item.start, item.end)
-            appended_at = extents.find_append_time(tx, row, item.start)
-            if appended_at is not None:
-                oldest = appended_at if oldest is None else min(oldest, appended_at)
-    now = tx.run("SELECT now_us()")[0][0]
-    return events, size, max(0.0, (now - oldest) / 1_000_000) if oldest is not None else 0.0
-
-
-def _time_window(tx: Tx, group: GroupRow) -> tuple[int | None, int | None]:
-    lowers: list[int | None] = []
-    uppers: list[int | None] = []
-    for stream, numbers in _positions(tx, group.id).items():
-        spans = {row.number: row.span for row in segments.list_segments(tx, stream)}
-        frontier = [spans[segment] for segment in numbers if segment in spans]
-        passed: int | None = None
-        ahead: int | None = None
-        for mark in watermarks.list_marks(tx, stream):
-            behind = [_is_passed(segment, number, numbers, spans, frontier) for segment, number in mark.numbers.items()]
-            if all(behind):
-                passed = mark.low
-            if ahead is None and all(_reaches(segment, number, numbers, spans) for segment, number in mark.numbers.items()):
-                ahead = mark.high
-        lowers.append(passed)
-        uppers.append(ahead)
-    return (
-        None if None in lowers else min(bound for bound in lowers if bound is not None),
-        None if None in uppers else max(bound for bound in uppers if bound is not None),
-    )
-
-
-def _is_passed(segment: int, number: int, positions: dict[int, int], spans: dict[int, Span], frontier: list[Span]) -> bool:
-    """Whether a group at `positions` has all before this number of the segment behind it."""
-    if segment in positions:
-        return positions[segment] >= number
-    return segment not in spans or is_before(spans[segment], frontier)
-
-
-def _reaches(segment: int, number: int, positions: dict[int, int], spans: dict[int, Span]) -> bool:
-    """Whether a mark at this number of the segment lies at or behind the group's positions."""
-    if segment in positions:
-        return number >= positions[segment]
-    frontier = [spans[other] for other in positions if other in spans]
-    return segment in spans and not is_before(spans[segment], frontier)
+    starts = [(ref.id, cuts.fix(engine, ref, start)) for ref in refs]
+    ends = [(ref.id, cuts.fix(engine, ref, end)) for ref in refs] if end is not None else None
+    with naming(*refs):
+        return engine.run(placing.create_group, engine.store_id, name, starts, ends)
 
 
 def _segment(row: SegmentRow) -> Segment:

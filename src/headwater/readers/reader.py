@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from headwater.catalog import groups, segments
-from headwater.catalog.database import Tx
 from headwater.catalog.groups import GroupRow
 from headwater.catalog.positions import Moves, ReaderMove, dump_moves
 from headwater.errors import (
@@ -50,7 +49,6 @@ _AUTO_COMMIT_SECONDS = 5.0
 _BUSY_LOOK_SECONDS = 0.5
 _IDLE_LOOK_SECONDS = 0.1
 _QUIET_LOOK_SECONDS = 1.0
-_DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
 _BATCH_METADATA = ("_key", "_time", "_stream", "_segment", "_number")
 
 
@@ -97,11 +95,9 @@ class Reader:
         self._looked = 0.0
         self._looked_version = -1
         self._must_report = True
-        #: Whether the last commit of positions may have been done though nobody heard of it.
-        self._is_in_doubt = False
         #: What the last `read` was told to wait, and its seconds.
         self._wait = (1.0, 1.0)
-        self._generation, self._group_generation, self._checkpoint = engine.write_once(groups.join_group, group.id, id)
+        self._generation, self._group_generation, self._checkpoint = engine.run(groups.join_group, group.id, id)
         self._auto_committed = self._seen = time.monotonic()
         self._is_closed = False
 
@@ -291,7 +287,7 @@ class Reader:
         if self._is_closed or self._has_failed_to_leave or self._error is not None or self._engine.is_closed:
             return False
         try:
-            self._engine.write_once(groups.touch_reader, self._group.id, self._id, self._generation)
+            self._engine.run(groups.touch_reader, self._group.id, self._id, self._generation)
         except (UnavailableError, OutcomeUnknownError):
             return True
         except HeadwaterError as error:
@@ -306,7 +302,7 @@ class Reader:
             self._looked = time.monotonic()
             known = (self._group_generation, self._checkpoint, self._surplus)
             held = {key: held.cursor.number for key, held in self._held.items()}
-            news = self._engine.read(groups.look, self._group.id, self._id, self._generation, _DEAD_AFTER_US, known, held)
+            news = self._engine.run(groups.look, self._group.id, self._id, self._generation, known, held)
             for key in news.gone:
                 # Going on quietly would skip events. Looked at again by the next read, which raises this again.
                 self._looked = 0.0
@@ -325,7 +321,7 @@ class Reader:
 
     def _report(self) -> None:
         try:
-            turn = self._engine.write_once(groups.report, self._group.id, self._id, self._generation, _DEAD_AFTER_US)
+            turn = self._engine.run(groups.report, self._group.id, self._id, self._generation)
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
@@ -347,7 +343,11 @@ class Reader:
         self._take({key: item.position for key, item in mine.items() if key not in self._held})
         if turn.checkpoint > self._checkpoint:
             positions = {key: held.settled for key, held in self._held.items()}
-            self._engine.write_once(groups.answer_checkpoint, self._group.id, self._id, self._generation, turn.checkpoint, positions)
+            try:
+                self._engine.run(groups.answer_checkpoint, self._group.id, self._id, self._generation, turn.checkpoint, positions)
+            except ConflictError:
+                self._drop()  # The catalog forgot events that were handed out. The next report answers, from the durable positions.
+                return
             self._checkpoint = turn.checkpoint
         if self._surplus:
             self._give_up()
@@ -366,7 +366,7 @@ class Reader:
         for stream, segment in positions:
             numbers.setdefault(stream, []).append(segment)
         for stream, some in numbers.items():
-            rows = {row.number: row for row in self._engine.look(segments.list_segments_numbered, stream, some)}
+            rows = {row.number: row for row in self._engine.run(segments.list_segments_numbered, stream, some)}
             ends = (self._group.ends or {}).get(stream, {})
             for segment in some:
                 key, row = (stream, segment), rows.get(segment)
@@ -426,21 +426,15 @@ class Reader:
 
     def _store_positions(self, positions: Positions, given: list[Key]) -> None:
         """Make positions durable and give segments up, of which all that was handed out is committed by then."""
-
-        def commit_positions(tx: Tx) -> None:
-            place = self._group.id, self._id, self._generation, self._group_generation
-            groups.commit_positions(tx, *place, positions, given, again=self._is_in_doubt)
-            self._is_in_doubt = True
-
+        place = self._group.id, self._id, self._generation, self._group_generation
         try:
-            self._engine.write_once(commit_positions)
+            self._engine.run(groups.commit_positions, *place, positions, given)
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
         except ConflictError:
             self._drop()
             raise
-        self._is_in_doubt = False
         self._seen = time.monotonic()
         for key, number in positions.items():
             self._held[key].origin = max(self._held[key].origin, number)
@@ -531,7 +525,7 @@ class Reader:
             self._commit_settled()
         # What is not committed by now never is: a close that is repeated does not know that there was an exception.
         self._drop()
-        self._engine.write_once(groups.leave_group, self._group.id, self._id, self._generation)
+        self._engine.run(groups.leave_group, self._group.id, self._id, self._generation)
 
     def __enter__(self) -> Reader:
         return self

@@ -8,17 +8,19 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from headwater.catalog import extents, segments, tags
+from headwater.catalog import extents, segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.extents import InChunk
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
-from headwater.model.arguments import check_time, shown
+from headwater.errors import CorruptDataError, InvalidRequestError, TruncatedError
+from headwater.model.arguments import MOST, check_time, check_whole, shown
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.runtime import clock
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
+from headwater.streams.lifecycle import bare_ref, deleted, naming
 
 Place = Cut | datetime | str | None
 
@@ -32,15 +34,18 @@ class Range(NamedTuple):
 
 
 def head(engine: Engine, stream: StreamRef) -> Cut:
-    return _cut(engine, stream, _head(_rows(engine, stream)))
+    rows = engine.run(segments.list_segments, stream.id)
+    if not rows:
+        raise deleted(stream)
+    return single(engine, stream, _head(rows))
 
 
 def tail(engine: Engine, streams: Sequence[StreamRef]) -> Cut:
     """One cut over the tails of all these streams, in one look."""
-    found = engine.read(segments.list_segments_of, [stream.id for stream in streams])
+    found = engine.run(segments.list_segments_of, [stream.id for stream in streams])
     for stream in streams:
         if not found[stream.id]:
-            raise NotFoundError(f"stream {stream.name} was deleted")
+            raise deleted(stream)
     return Cut(engine.store_id, {stream.name: StreamCut(stream.id, _tail(found[stream.id])) for stream in streams})
 
 
@@ -48,31 +53,49 @@ def at_time(engine: Engine, stream: StreamRef, time: datetime) -> Cut:
     """Before it lies what was appended before `time`, behind it the rest."""
     check_time(time, "the time of a cut")
     time_us = clock.from_datetime(time)
-    numbers = {}
-    for segment, place in engine.read(_at_time, stream, time_us).items():
-        while isinstance(place, InChunk):
-            number = _in_chunk(engine, place, time_us)
-            if number < place.end:
-                place = max(number, place.start)
-                break
-            row = engine.read(segments.find_segment, stream.id, segment)
-            place = engine.read(extents.find_number_at, row, time_us, place.end) if row is not None else number
-        numbers[segment] = place
-    return _cut(engine, stream, numbers)
+    with naming(stream):
+        found = engine.run(find_numbers_at, stream.id, time_us)
+    return single(engine, stream, {segment: _search_chunks(engine, stream, segment, place, time_us) for segment, place in found.items()})
 
 
-def _in_chunk(engine: Engine, place: InChunk, time_us: int) -> int:
-    # Upkeep may put another chunk there at any moment, but its events and their times stay.
-    for attempt in range(10):
-        extent = next(iter(extents.plan(engine.database, place.log, place.number, place.number + 1, 1)), None)
-        if extent is None or extent.form != extents.PARQUET:
-            break  # Truncated meanwhile.
+def _search_chunks(engine: Engine, stream: StreamRef, segment: int, place: int | InChunk | None, time_us: int) -> int:
+    """The number that a time means in a segment: `place` if that is a number, or from the times in chunks."""
+    failures = start = 0
+    while isinstance(place, InChunk):
+        start = place.end
         try:
-            return engine.chunks.open(extent).find_time(engine.storage, time_us)
+            number = engine.chunks.open(place.chunk).find_time(engine.storage, time_us)
+            if number < place.end:
+                return max(number, place.start)
         except CorruptDataError:
-            if attempt == 9:
+            # Upkeep may have put another chunk in its place, with the same events and times.
+            failures += 1
+            if failures == 10:
                 raise
-    return place.number
+            start = place.start
+        place = engine.run(find_number_at, stream.id, segment, time_us, start)
+    return start if place is None else place
+
+
+@operation("read", right=Right("read", "stream"))
+def find_numbers_at(tx: Tx, stream: int, time_us: int) -> dict[int, int | InChunk]:
+    """The segments of a time, with the first number of each that was appended then or later, or the chunk that has it."""
+    check_whole(time_us, "a time in microseconds", -MOST, MOST)
+    _, rows = _look_at(tx, stream)
+    newest = {span.number for span in last_spans(row.span for row in rows)}
+    active = [row for row in rows if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)]
+    # Where that time's segments are gone, or there were none yet, the head is the place.
+    spans = [row.span for row in active]
+    rest = {span.number: span.head for span in first_spans(row.span for row in rows) if not any(span.keys.overlaps(s.keys) for s in spans)}
+    return {row.number: extents.find_number_at(tx, row, time_us) for row in active} | rest
+
+
+@operation("read", right=Right("read", "stream"))
+def find_number_at(tx: Tx, stream: int, segment: int, time_us: int, start: int) -> int | InChunk | None:
+    """The first number of a segment from `start` on that was appended at a time or later; None if the segment is gone."""
+    check_whole(time_us, "a time in microseconds", -MOST, MOST)
+    row = segments.find_segment(tx, stream, segment)
+    return extents.find_number_at(tx, row, time_us, start) if row is not None else None
 
 
 def fix(engine: Engine, stream: StreamRef, place: Place) -> Place:
@@ -86,52 +109,72 @@ def ranges(engine: Engine, stream: StreamRef, start: Place, end: Place, *, skip_
     TruncatedError if some of it is gone, unless that is to be skipped.
     """
     places = fix(engine, stream, start), fix(engine, stream, end)
-    return engine.read(_ranges, engine.store_id, stream, *places, skip_truncated, may_be_tagged=isinstance(end, Cut))
+    with naming(stream):
+        return engine.run(find_ranges, engine.store_id, stream.id, *places, skip_truncated, isinstance(end, Cut))
 
 
-def estimate_bytes(engine: Engine, found: Sequence[Range]) -> list[int]:
+@operation("read", right=Right("read", "stream"))
+def find_ranges(tx: Tx, store_id: str, stream: int, start: Place, end: Place, skip_truncated: bool, may_be_tagged: bool) -> list[Range]:
+    """What lies between two places, neither of which is a time. With `may_be_tagged`, the head is where it was when the end was tagged."""
+    ref, rows = _look_at(tx, stream)
+    return _ranges(tx, store_id, ref, rows, start, end, skip_truncated, may_be_tagged=may_be_tagged)
+
+
+def estimate_bytes(engine: Engine, stream: StreamRef, found: Sequence[Range]) -> list[int]:
     """About how many bytes each of these ranges has."""
     if all(extents.is_counted(item.segment, item.start) for item in found):
         return [extents.count_bytes(item.segment, item.start, item.end) for item in found]
-    return engine.read(lambda tx: [extents.estimate_bytes(tx, item.segment, item.start, item.end) for item in found])
+    return engine.run(estimate_range_bytes, stream.id, [(item.segment.number, item.start, item.end) for item in found])
+
+
+@operation("read", right=Right("read", "stream"))
+def estimate_range_bytes(tx: Tx, stream: int, ranges: Sequence[tuple[int, int, int]]) -> list[int]:
+    """About how many bytes each (segment, start, end) has; 0 if the segment is gone."""
+    rows = {row.number: row for row in segments.list_segments(tx, stream, with_dropped=True)}
+    return [extents.estimate_bytes(tx, rows[number], start, end) if number in rows else 0 for number, start, end in ranges]
 
 
 def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
     """What lies behind a place as of now, with every segment that may still grow."""
-
     place = fix(engine, stream, start)
-
-    def look(tx: Tx) -> list[Range]:
-        rows = _rows_in(tx, stream)
-        return _between(engine.store_id, stream, rows, _resolve(engine.store_id, stream, rows, place, "head"), None)
-
-    return engine.read(look)
+    with naming(stream):
+        return engine.run(find_open_ranges, engine.store_id, stream.id, place)
 
 
-def numbers_in(tx: Tx, store_id: str, stream: StreamRef, place: Place) -> dict[int, int]:
-    """A place as event numbers by segment; a time was given to `fix` before. TruncatedError if it lies before the head."""
-    rows = _rows_in(tx, stream)
-    found = _resolve(store_id, stream, rows, place, "head")
-    _between(store_id, stream, rows, found, None)
+@operation("read", right=Right("read", "stream"))
+def find_open_ranges(tx: Tx, store_id: str, stream: int, start: Place) -> list[Range]:
+    """What lies past a place, which is not a time, with every segment that may still grow."""
+    ref, rows = _look_at(tx, stream)
+    return _between(store_id, ref, rows, _resolve(store_id, ref, rows, start, "head"), None)
+
+
+def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
+    """A place as event numbers by segment. TruncatedError if it lies before the head."""
+    fixed = fix(engine, stream, place)
+    with naming(stream):
+        return engine.run(numbers_in, engine.store_id, stream.id, fixed)
+
+
+@operation("read", right=Right("read", "stream"))
+def numbers_in(tx: Tx, store_id: str, stream: int, place: Place) -> dict[int, int]:
+    """A place, which is not a time, as event numbers by segment. TruncatedError if it lies before the head."""
+    ref, rows = _look_at(tx, stream)
+    found = _resolve(store_id, ref, rows, place, "head")
+    _between(store_id, ref, rows, found, None)
     return found
 
 
 def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[Range], dict[int, int]]:
     """What lies before a cut, and the head."""
-    rows = _rows_in(tx, stream)
+    _, rows = _look_at(tx, stream.id)
     first = _head(rows)
     return _between(store_id, stream, rows, first, cut_numbers(store_id, stream, rows, cut)), first
 
 
 def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut | None, end: Cut) -> list[Range]:
     """What is readable, or kept by a tag, between two cuts; without a start from the head, as `ranges` takes it."""
-    return _ranges(tx, store_id, stream, start, end, True, may_be_tagged=True)
-
-
-def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
-    """A place as event numbers by segment. TruncatedError if it lies before the head."""
-
-    return engine.read(numbers_in, engine.store_id, stream, fix(engine, stream, place))
+    _, rows = _look_at(tx, stream.id)
+    return _ranges(tx, store_id, stream, rows, start, end, True, may_be_tagged=True)
 
 
 def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
@@ -157,7 +200,7 @@ def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[i
 
 def single(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
     """A cut of one stream at these numbers."""
-    return _cut(engine, stream, numbers)
+    return Cut(engine.store_id, {stream.name: StreamCut(stream.id, numbers)})
 
 
 def check_truncation(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> tuple[dict[int, int], list[int]]:
@@ -171,19 +214,10 @@ def check_truncation(store_id: str, stream: StreamRef, rows: list[SegmentRow], c
     return {segment: number for segment, number in numbers.items() if number > by_number[segment].head}, dropped
 
 
-def _rows(engine: Engine, stream: StreamRef) -> list[SegmentRow]:
-    return engine.read(_rows_in, stream)
-
-
-def _rows_in(tx: Tx, stream: StreamRef) -> list[SegmentRow]:
-    rows = segments.list_segments(tx, stream.id)
-    if not rows:
-        raise NotFoundError(f"stream {stream.name} was deleted")
-    return rows
-
-
-def _cut(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
-    return Cut(engine.store_id, {stream.name: StreamCut(stream.id, numbers)})
+def _look_at(tx: Tx, stream: int) -> tuple[StreamRef, list[SegmentRow]]:
+    """A stream without its schema, and its segments."""
+    found, rows = tx.run_all([streams.looked_up(stream), segments.listed(stream)])
+    return bare_ref(streams.to_stream(stream, found)), [segments.to_row(row) for row in rows]
 
 
 def _head(rows: list[SegmentRow]) -> dict[int, int]:
@@ -192,16 +226,6 @@ def _head(rows: list[SegmentRow]) -> dict[int, int]:
 
 def _tail(rows: list[SegmentRow]) -> dict[int, int]:
     return {span.number: span.tail for span in last_spans(row.span for row in rows)}
-
-
-def _at_time(tx: Tx, stream: StreamRef, time_us: int) -> dict[int, int | InChunk]:
-    rows = _rows_in(tx, stream)
-    newest = {span.number for span in last_spans(row.span for row in rows)}
-    active = [row for row in rows if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)]
-    # Where that time's segments are gone, or there were none yet, the head is the place.
-    spans = [row.span for row in active]
-    rest = {span.number: span.head for span in first_spans(row.span for row in rows) if not any(span.keys.overlaps(s.keys) for s in spans)}
-    return {row.number: extents.find_number_at(tx, row, time_us) for row in active} | rest
 
 
 def _resolve(store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
@@ -253,9 +277,16 @@ def cut_numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: C
 
 
 def _ranges(
-    tx: Tx, store_id: str, stream: StreamRef, start: Place, end: Place, skip_truncated: bool, *, may_be_tagged: bool = False
+    tx: Tx,
+    store_id: str,
+    stream: StreamRef,
+    rows: list[SegmentRow],
+    start: Place,
+    end: Place,
+    skip_truncated: bool,
+    *,
+    may_be_tagged: bool,
 ) -> list[Range]:
-    rows = _rows_in(tx, stream)
     upper = _resolve(store_id, stream, rows, end, "tail")
     lower = _tagged_head(tx, stream, upper) if may_be_tagged and (start is None or (isinstance(start, str) and start == "head")) else None
     if lower is None:
@@ -293,7 +324,7 @@ def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[in
 
 def is_kept(engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int) -> bool:
     """Whether numbers [start, end) of a segment are readable, or kept by a tag."""
-    return _is_kept(row, start, end, engine.look(tags.get_pins, stream.id) if row.dropped or start < row.head else {})
+    return _is_kept(row, start, end, engine.run(tags.get_pins, stream.id) if row.dropped or start < row.head else {})
 
 
 def still_kept(tx: Tx, stream: int, ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

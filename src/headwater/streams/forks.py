@@ -38,7 +38,7 @@ def fork_stream(tx: Tx, store_id: str, stream: int, name: StreamName, place: Pla
         raise InvalidRequestError(
             f"{parent.full_name} is a table: it can't be forked, since its entries are no part of its stream of changes"
         )
-    numbers = cuts.numbers_in(tx, store_id, bare_ref(parent), place)
+    numbers = cuts.numbers_in(tx, store_id, stream, place)
     row = streams.copy_stream(tx, stream, name)
     if row is None:
         raise AlreadyExistsError(f"stream {name} exists")
@@ -99,7 +99,7 @@ def hold_range(tx: Tx, store_id: str, name: str, start: Cut | None, end: Cut, se
     for cut in (start, end) if start is not None else (end,):
         cuts.check_cut(cut)
     refs = _streams_of(tx, end)
-    tags.lock_pinned(tx, _hold_name(name), [ref.id for ref in refs])
+    tags.lock_held(tx, name, [ref.id for ref in refs])
     pins = []
     for ref in refs:
         streams.lock_stream(tx, ref.id)
@@ -109,18 +109,13 @@ def hold_range(tx: Tx, store_id: str, name: str, start: Cut | None, end: Cut, se
         for segment, number in (item for cut in (start, end) if cut is not None for item in cut.streams[ref.name].segments.items()):
             kept.setdefault(segment, (number, number))
         pins += [(ref.id, segment, *bounds) for segment, bounds in kept.items()]
-    tags.hold(tx, _hold_name(name), pins, int(seconds * 1_000_000))
+    tags.hold(tx, name, pins, int(seconds * 1_000_000))
 
 
 def release(engine: Engine, name: str) -> None:
     """Forget a hold, if there is one."""
-    if engine.run(tags.end_hold, _hold_name(parse_word(name, "hold"))):
+    if engine.run(tags.end_hold, parse_word(name, "hold")):
         truncation.free_rows(engine)
-
-
-def _hold_name(name: str) -> str:
-    # With a space, which no tag's name has: a hold never takes the place of a tag.
-    return f"hold {name}"
 
 
 def list_tags(engine: Engine) -> dict[str, Cut]:

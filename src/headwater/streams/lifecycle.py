@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -122,6 +123,18 @@ def current_row(engine: Engine, stream: StreamRef) -> StreamRow:
 
 def another_has_its_name(name: str) -> NotFoundError:
     return NotFoundError(f"stream {name} was deleted; another has its name by now")
+
+
+@contextmanager
+def naming(*refs: StreamRef) -> Iterator[None]:
+    """Name the stream in the error of an operation that found one of these deleted."""
+    try:
+        yield
+    except NotFoundError as error:
+        for ref in refs:
+            if ref.id == error.facts.get("stream"):
+                raise deleted(ref) from None
+        raise
 
 
 def deleted(stream: StreamRef) -> NotFoundError:

@@ -11,13 +11,15 @@ from typing import Self
 
 from headwater.catalog import segments, streams, tags
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import NotFoundError, TruncatedError
+from headwater.errors import TruncatedError
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import Batch, SegmentCursor
 from headwater.streams import cuts
 from headwater.streams.cuts import Place, Range
+from headwater.streams.lifecycle import deleted, naming
 from headwater.streams.lineage import Lineage
 
 _LONGEST_WAIT_SECONDS = 1.0
@@ -31,7 +33,7 @@ class _Hold:
     def __init__(self, engine: Engine, stream: StreamRef) -> None:
         self._engine = engine
         self._stream = stream
-        self._is_needed = engine.look(streams.is_retained, stream.id)
+        self._is_needed = engine.run(streams.is_retained, stream.id)
         self._begin()
 
     def _begin(self) -> None:
@@ -49,15 +51,7 @@ class _Hold:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _HOLD_SECONDS / 4
-        wanted = list(left())
-
-        def work(tx: Tx) -> None:
-            streams.lock_stream(tx, self._stream.id)
-            # What was truncated before is not pinned: whoever looks for it would take it for kept, and its absence for damage.
-            kept = cuts.still_kept(tx, self._stream.id, wanted)
-            tags.hold(tx, self._name, [(self._stream.id, *numbers) for numbers in kept], int(_HOLD_SECONDS * 1_000_000))
-
-        self._engine.write_once(work)
+        self._engine.run(hold_ranges, self._stream.id, self._name, list(left()))
         self._is_held = True
 
     def __enter__(self) -> Self:
@@ -70,6 +64,15 @@ class _Hold:
         # A reader that is let go of may be so anywhere: see there.
         if kind is not GeneratorExit:
             self._engine.release_ended()
+
+
+@operation("commit", repeatable=True)
+def hold_ranges(tx: Tx, stream: int, name: str, ranges: Sequence[tuple[int, int, int]]) -> None:
+    """Keep what is left of each (segment, start, end) for a running reader, in place of what this name held before."""
+    streams.lock_stream(tx, stream)
+    # What was truncated before is not pinned: whoever looks for it would take it for kept, and its absence for damage.
+    kept = cuts.still_kept(tx, stream, ranges)
+    tags.hold(tx, name, [(stream, *numbers) for numbers in kept], int(_HOLD_SECONDS * 1_000_000))
 
 
 def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None = None) -> Iterator[Batch]:
@@ -184,7 +187,7 @@ def _follow(
         for cursor in sorted(news or reading, key=lambda cursor: cursor.segment):
             if not news and len(reading) > 4:
                 # With many segments one look at all their tails is cheaper than a plan for each.
-                tails = tails if tails is not None else dict(engine.look(_tails, stream))
+                tails = tails if tails is not None else _tails(engine, stream)
                 if tails.get(cursor.segment, 1 << 62) <= cursor.number:
                     continue
             batch = next_batch(engine, stream, cursor)
@@ -193,7 +196,8 @@ def _follow(
                 yield batch
         if found:
             continue
-        sealed, rows = engine.read(_look, stream)
+        with naming(stream):
+            sealed, rows = engine.run(look_at_segments, stream.id)
         progressed = False
         for cursor in list(reading):
             row = rows.get(cursor.segment)
@@ -220,7 +224,7 @@ def _follow(
 
 def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor], lineage: Lineage) -> list[tuple[int, int, int]]:
     """(segment, start, end) of what is there to be read at the moment, now or after its predecessors."""
-    tails = dict(engine.look(_tails, stream))
+    tails = _tails(engine, stream)
     found = [(cursor.segment, cursor.number, cursor.end) for cursor in reading]
     found += [(item.segment.number, item.start, None if item.segment.is_open else item.end) for item in lineage.waiting]
     known = [(segment, start, tails.get(segment, 0) if end is None else end) for segment, start, end in found]
@@ -229,18 +233,19 @@ def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor],
 
 def get_single_segment(engine: Engine, stream: StreamRef) -> SegmentRow:
     """The one segment of a stream that can't scale."""
-    rows = engine.look(segments.list_segments, stream.id)
+    rows = engine.run(segments.list_segments, stream.id)
     if not rows:
-        raise NotFoundError(f"stream {stream.name} was deleted")
+        raise deleted(stream)
     return rows[0]
 
 
-def _tails(tx: Tx, stream: StreamRef) -> list[tuple[int, int]]:
-    return [(row.number, row.tail) for row in segments.list_open_segments(tx, stream.id)]
+def _tails(engine: Engine, stream: StreamRef) -> dict[int, int]:
+    return {row.number: row.tail for row in engine.run(segments.list_open_segments, stream.id)}
 
 
-def _look(tx: Tx, stream: StreamRef) -> tuple[bool, dict[int, SegmentRow]]:
-    rows = {row.number: row for row in segments.list_segments(tx, stream.id)}
-    if not rows:
-        raise NotFoundError(f"stream {stream.name} was deleted")
-    return streams.get_stream(tx, stream.id).sealed_at is not None, rows
+@operation("read", right=Right("read", "stream"))
+def look_at_segments(tx: Tx, stream: int) -> tuple[bool, dict[int, SegmentRow]]:
+    """Whether a stream is sealed, and its segments by number."""
+    found, rows = tx.run_all([streams.looked_up(stream), segments.listed(stream)])
+    is_sealed = streams.to_stream(stream, found).sealed_at is not None
+    return is_sealed, {row.number: row for row in map(segments.to_row, rows)}

@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from headwater.catalog import extents, segments
+from headwater.catalog import extents, segments, streams
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import NotFoundError, TruncatedError
 from headwater.model.arguments import check_whole
 from headwater.model.cuts import Cut, StreamCut, first_spans, is_before, last_spans
 from headwater.model.limits import MIB
+from headwater.model.names import parse_stream_name
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
 from headwater.streams.cuts import Range
+from headwater.streams.lifecycle import bare_ref
 from headwater.streams.lineage import Lineage
 
 #: Up to this size a segment and its successor may be in one step.
 PIECE_BYTES = 64 * MIB
 
 
+@operation("read")
 def advance(
     tx: Tx,
     store_id: str,
-    streams: Sequence[StreamRef],
     start: Cut,
     end: Cut | None,
     max_events: int | None,
@@ -37,7 +40,7 @@ def advance(
     piece_bytes: int,
 ) -> Cut:
     """The place up to `max_events` and about `max_bytes` behind `start`, and not behind `end`; `start` itself if there is nothing."""
-    walks = [_walk(tx, store_id, stream, start, end, skip_truncated, piece_bytes) for stream in streams]
+    walks = [_walk(tx, store_id, *found, start, end, skip_truncated, piece_bytes) for found in _find_streams(tx, start)]
     events, size = max_events, max_bytes
     # It grows with every event that is read, so that segments which can't all be read in each step take turns.
     turn = sum(number for part in start.streams.values() for number in part.segments.values())
@@ -158,10 +161,29 @@ class _Walk:
         return {span.number: self.numbers[span.number] for span in last_spans(self.rows[number].span for number in self.numbers)}
 
 
-def _walk(tx: Tx, store_id: str, stream: StreamRef, start: Cut, end: Cut | None, skip_truncated: bool, piece_bytes: int) -> _Walk:
-    rows = segments.list_segments(tx, stream.id)
-    if not rows:
-        raise NotFoundError(f"stream {stream.name} was deleted")
+def _find_streams(tx: Tx, cut: Cut) -> list[tuple[StreamRef, list[SegmentRow]]]:
+    """The streams that have the names of a cut's, with their segments; without them, if the cut is of another stream of that name."""
+    names = [parse_stream_name(name) for name in cut.streams]
+    looks = [streams.found(name) for name in names] + [segments.listed(part.id) for part in cut.streams.values()]
+    answers = tx.run_all(looks) if looks else []
+    found = []
+    for name, rows, listed in zip(names, answers[: len(names)], answers[len(names) :], strict=True):
+        if not rows:
+            raise NotFoundError(f"there is no stream {name}")
+        found.append((bare_ref(streams.StreamRow(*rows[0])), [segments.to_row(row) for row in listed]))
+    return found
+
+
+def _walk(
+    tx: Tx,
+    store_id: str,
+    stream: StreamRef,
+    rows: list[SegmentRow],
+    start: Cut,
+    end: Cut | None,
+    skip_truncated: bool,
+    piece_bytes: int,
+) -> _Walk:
     lower = cuts.cut_numbers(store_id, stream, rows, start)
     upper = cuts.cut_numbers(store_id, stream, rows, end) if end is not None else None
     is_held = False
