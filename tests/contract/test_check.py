@@ -507,7 +507,7 @@ def full(store: hw.Store) -> hw.Store:
         ("DELETE FROM group_segment", f"g reads {HURT}, and has no position there"),
         (f"UPDATE group_stream SET stream = {NEVER_GIVEN}", f"{NEVER_GIVEN} is in use, as group_stream.stream"),
         ("DELETE FROM txn WHERE state = 'open'", "a staged block of the txn"),
-        ("UPDATE txn_change SET txn = 'x'", "a staged change of the txn x"),
+        ("UPDATE txn_term SET txn = 'x'", "a staged term of the txn x"),
         ("UPDATE txn_extent SET segment = 77", f"a block staged for segment 77 of {HURT}, which never had one"),
         ("DELETE FROM pin", f"the tag then: its cut names the segments [0] of {HURT}, which it does not keep"),
         ("UPDATE pin SET segment = 77", "the tag then keeps segment 77"),

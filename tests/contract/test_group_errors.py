@@ -12,6 +12,7 @@ import headwater as hw
 from headwater.errors import OutcomeUnknownError
 from headwater.readers import reader as reader_module
 from tests.interrupts import interrupt
+from tests.operations import intercept
 
 # An interrupt at each moment: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -135,11 +136,10 @@ def test_an_answer_that_is_lost_to_the_heart_ends_no_reader(
         tx.write(OUT, b"x")
         tx.flush()
 
-        def lose(change: Any, *args: Any, **options: Any) -> Any:
+        def lose(operation: str, run: Callable[[], Any]) -> Any:
             raise OutcomeUnknownError("the connection was lost during a commit")
 
-        for name in ("write", "write_once"):
-            monkeypatch.setattr(store._engine, name, lose)
+        intercept(monkeypatch, store, lose)
         assert reader.beat() and tx._renew_quietly()
         monkeypatch.undo()
         assert reader.read(timeout=10).value == b"0"  # type: ignore[union-attr]

@@ -1201,16 +1201,15 @@ def test_of_two_handles_that_wait_for_a_roll_the_one_that_is_left_out_is_told(st
     second = store.resume_transaction(first.id)
     first.write("two/handles", b"from the first", key="k")
     second.write("two/handles", b"from the second", key="k")
-    engine, write_once = store._engine, store._engine.write_once
     with pytest.MonkeyPatch.context() as patch:
 
-        def after_the_other(change: Any, *args: Any, **named: Any) -> Any:
-            if change is commits.prepare:
+        def after_the_other(operation: str, run: Callable[[], Any]) -> Any:
+            if operation == "commits.prepare":
                 patch.undo()
                 first.commit()
-            return write_once(change, *args, **named)
+            return run()
 
-        patch.setattr(engine, "write_once", after_the_other)
+        intercept(patch, store, after_the_other)
         with pytest.raises(hw.TransactionEndedError, match="was not stored"):
             second.commit()
     assert [event.value for event in stream.read()] == [b"staged", b"from the first"]
@@ -1230,15 +1229,14 @@ def test_a_transaction_that_waits_for_a_roll_is_not_called_aborted_by_its_handle
         tx.flush()
         tx.commit_reader(reader)
         target.split(0)
-        engine, write_once = store._engine, store._engine.write_once
         with pytest.MonkeyPatch.context() as patch:
 
-            def fail(change: Any, *args: Any, **named: Any) -> Any:
-                if change is commits.commit_prepared:
+            def fail(operation: str, run: Callable[[], Any]) -> Any:
+                if operation == "commits.commit_prepared":
                     raise hw.UnavailableError("an outage")
-                return write_once(change, *args, **named)
+                return run()
 
-            patch.setattr(engine, "write_once", fail)
+            intercept(patch, store, fail)
             with pytest.raises(hw.UnavailableError):
                 tx.commit()
         with pytest.raises(hw.TransactionEndedError, match="committing"):

@@ -75,7 +75,7 @@ def _check(store: hw.Store, seed: int, messages: list[tuple[str, str, Any]]) -> 
         if store.transaction_status(id) is hw.TransactionStatus.OPEN:
             store.resume_transaction(id).abort()
         assert store.transaction_status(id) is not hw.TransactionStatus.OPEN
-    for table in ("txn_extent", "txn_change"):
+    for table in ("txn_extent", "txn_term"):
         assert not store._engine.database.query(f"SELECT txn FROM {table}"), "something staged is left behind"
 
     found: dict[str, dict[str, list[str]]] = {}

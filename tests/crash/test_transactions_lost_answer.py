@@ -19,6 +19,7 @@ from headwater.catalog.transactions import Batch
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.test_unknown_outcome import Proxy
 from tests.crash.txn_workers import obey_transactions
+from tests.operations import intercept
 
 T = TypeVar("T")
 
@@ -135,16 +136,14 @@ def test_a_prepared_commit_that_failed_may_be_repeated_after_a_merge(store: hw.S
     tx.write(ONE, "2", key="a")
     for segment in stream.segments():
         stream.split(segment.number)
-    engine = store._engine
-    write_once = engine.write_once
 
-    def fails(change: Any, *args: Any) -> Any:
-        if change.__name__ == "commit_prepared":
+    def fails(operation: str, run: Callable[[], Any]) -> Any:
+        if operation == "commits.commit_prepared":
             raise hw.UnavailableError("out of reach")
-        return write_once(change, *args)
+        return run()
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "write_once", fails)
+        intercept(patched, store, fails)
         with pytest.raises(hw.UnavailableError):
             tx.commit()
     stream.merge([segment.number for segment in stream.segments()])

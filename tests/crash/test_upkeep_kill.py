@@ -107,6 +107,6 @@ def clean_up(store: hw.Store) -> None:
     query = store._engine.database.query
     assert query("SELECT count(*) FROM extent WHERE form = 0") == [(0,)], "all is tiered"
     assert query("SELECT count(*) FROM object WHERE id NOT IN (SELECT object FROM extent)") == [(0,)]
-    for table in ("inline_block", "dead_log", "base", "lease", "pin", "tag", "txn_extent", "txn_change"):
+    for table in ("inline_block", "dead_log", "base", "lease", "pin", "tag", "txn_extent", "txn_term"):
         assert query(f"SELECT count(*) FROM {table}") == [(0,)], table
     assert query("SELECT count(*) FROM tier WHERE log NOT IN (SELECT log FROM segment)") == [(0,)]

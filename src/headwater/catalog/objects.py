@@ -107,5 +107,5 @@ def bury(tx: Tx, session: int, transactions: Sequence[str]) -> None:
     tx.defer(
         "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, result) "
         "VALUES (?, 'aborted', now_us(), 0, now_us(), now_us(), 0, ?) ON CONFLICT (id) DO NOTHING",
-        [(id, json.dumps({"reason": "nothing was heard of it for too long", "kind": ""})) for id in transactions],
+        [(id, json.dumps({"reason": "nothing was heard of it for too long", "error": None})) for id in transactions],
     )
