@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.catalog import commits
 from headwater.catalog.targets import RouteStale
 from headwater.check import check_store
 from headwater.runtime import failpoints
@@ -945,10 +944,12 @@ def test_what_was_sealed_or_deleted_before_anything_was_staged_for_it_is_told_by
 
 @pytest.mark.timeout(60)
 def test_a_commit_ends_also_if_a_segment_is_called_closed_that_is_open(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def commit(*_: Any) -> None:
-        raise RouteStale
+    def stale(operation: str, run: Callable[[], Any]) -> Any:
+        if operation == "commits.commit":
+            raise RouteStale
+        return run()
 
-    monkeypatch.setattr(commits, "commit", commit)
+    intercept(monkeypatch, store, stale)
     tx = store.transaction()
     tx.write(ONE, "1")
     tx.write(TWO, "1")
