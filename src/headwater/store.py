@@ -26,10 +26,12 @@ from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
+from headwater.journals.journal import Journal
 from headwater.model.cuts import Cut
 from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
+from headwater.model.records import JOURNAL_SCHEMA
 from headwater.readers.group import ReaderGroup, open_group
 from headwater.readers.reader import Reader
 from headwater.runtime.clock import from_datetime, to_datetime
@@ -524,6 +526,15 @@ class Store:
         """Full names, in order, of all tables, or of those in a scope."""
         return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("table",))
 
+    def journal(self, name: str, *, scaling: Scaling | None = None) -> Journal:
+        """Create or open a journal; `scaling` is that of a new one. AlreadyExistsError if the name is another stream's."""
+        self._check_open()
+        return Journal(self, self._open_inner(name, "journal", JOURNAL_SCHEMA, scaling))
+
+    def journals(self, scope: str | None = None) -> list[str]:
+        """Full names, in order, of all journals, or of those in a scope."""
+        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("journal",))
+
     def revisioned(self, name: str) -> Revisioned:
         """Create or open a revisioned stream."""
         self._check_open()
@@ -536,14 +547,15 @@ class Store:
         synchronizer.fetch()
         return synchronizer
 
-    def _open_inner(self, name: str, kind: str, schema: pa.Schema | None) -> StreamRef:
+    def _open_inner(self, name: str, kind: str, schema: pa.Schema | None, scaling: Scaling | None = None) -> StreamRef:
+        lifecycle.check_policies(scaling, None)
         try:
             found = lifecycle.open_stream(self._engine, parse_stream_name(name))
         except NotFoundError:
             return lifecycle.create_stream(
                 self._engine,
                 name,
-                scaling=Scaling.fixed(1),
+                scaling=scaling or Scaling.fixed(1),
                 retention=Retention.forever(),
                 schema=schema,
                 kind=kind,

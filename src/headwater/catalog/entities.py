@@ -131,4 +131,3 @@ def delete_events(tx: Tx, stream: int, id: str, key: int, sequence: int | None) 
     else:
         tx.run("DELETE FROM snapshot WHERE stream = ? AND id = ? AND sequence < ?", (stream, id, sequence))
     failpoints.reach("journal.deleted")
-

@@ -12,7 +12,13 @@ from headwater.model.limits import SLICE_ROWS
 READY, BUILDING, DEAD = "ready", "building", "dead"
 
 #: The tables of the index, those with many rows first, with what tells their rows apart within a stream.
-_TABLES = {"word_page": "word, segment, first", "entity_page": "id, first", "word": "kind, word, segment", "entity": "id", "snapshot": "id, sequence"}
+_TABLES = {
+    "word_page": "word, segment, first",
+    "entity_page": "id, first",
+    "word": "kind, word, segment",
+    "entity": "id",
+    "snapshot": "id, sequence",
+}
 _IN_SIZES = (1, 4, 16, 64, 256)
 
 

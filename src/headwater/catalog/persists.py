@@ -6,98 +6,25 @@ don't change between a look at them and the commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
+from headwater.catalog import segments
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.journals import BUILDING, READY, in_lists
-from headwater.catalog.parts import Refused, Watch
-from headwater.errors import ConditionFailedError, HeadwaterError, NotFoundError, UnavailableError
-from headwater.model.matches import EXISTS, Expected
+from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term
+from headwater.catalog.tails import Tails, Watch
+from headwater.errors import ConditionFailedError, ConflictError, HeadwaterError, NotFoundError, UnavailableError
+from headwater.model.matches import EXISTS
 from headwater.model.numbers import Numbers, run_text
-from headwater.model.positions import Position
 
 TAG, TYPE = 0, 1
 #: An entity's or a tag's newest numbers are a page of their own from this many characters on.
 _PAGE_CHARACTERS = 400
 _MOST = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class EntityTerm:
-    """An entity is at a sequence, and moves on by events of a block: `count` of them, from the block's event `place` on.
-
-    `tags` are the places of the events with each tag; `types` the last place and the number of events of each type.
-    """
-
-    stream: int
-    name: str
-    id: str
-    sequence: int
-    count: int
-    types: tuple[tuple[str, int, int], ...]
-    tags: tuple[tuple[str, tuple[int, ...]], ...]
-    ids: bytes
-    must_exist: bool = False
-    place: int = 0
-    block: int = 0
-
-    def error(self, refused: Refused) -> HeadwaterError:
-        return _entity_error(self.name, self.id, EXISTS if self.must_exist else self.sequence, refused)
-
-
-@dataclass(frozen=True, slots=True)
-class RequireTerm:
-    """An entity, whose id routes to this segment, is at a sequence; -1: it exists."""
-
-    stream: int
-    name: str
-    id: str
-    sequence: int
-    segment: int
-    block: int = -1
-
-    def error(self, refused: Refused) -> HeadwaterError:
-        return _entity_error(self.name, self.id, self.sequence if self.sequence >= 0 else EXISTS, refused)
-
-
-@dataclass(frozen=True, slots=True)
-class MatchTerm:
-    """No event that has all of these tags, one of the types and one of the ids is at or after the cut `after`.
-
-    `segments` are all that were open. `after` gives numbers by segment; of others, those numbered above `floor` count from their start.
-    """
-
-    stream: int
-    name: str
-    id: str
-    segments: tuple[int, ...]
-    tags: tuple[str, ...]
-    types: tuple[str, ...]
-    ids: tuple[str, ...]
-    after: tuple[tuple[int, int], ...] = ()
-    floor: int = -1
-    block: int = -1
-
-    def error(self, refused: Refused) -> HeadwaterError:
-        if refused.reason == "building":
-            return _entity_error(self.name, self.id, None, refused)
-        return ConditionFailedError(f"{self.name}: an event that may match was persisted meanwhile: read again, decide again", self.id)
-
-
-JournalTerm: TypeAlias = EntityTerm | RequireTerm | MatchTerm
-
-
-def _entity_error(name: str, id: str, expected: int | Expected | None, refused: Refused) -> HeadwaterError:
-    if refused.reason == "building":
-        return UnavailableError(f"the index of the journal {name} is being built: repeat the call")
-    if refused.reason == "gone":
-        return NotFoundError(f"the journal {name} was deleted")
-    actual = refused.facts.get("actual", 0)
-    what = "to exist" if expected is EXISTS else f"at sequence {expected}"
-    message = f"the entity {id!r} of {name} is at sequence {actual}, and was expected {what}: read again, decide again"
-    return ConditionFailedError(message, id, expected, actual)
+#: A segment that was to be watched is not open any more.
+RESCALED = "rescaled"
 
 
 class _Entity:
@@ -130,7 +57,7 @@ class _Entity:
 class _Tag:
     """A tag in one segment while a commit is worked out."""
 
-    __slots__ = ("count", "is_changed", "number", "paged", "recent")
+    __slots__ = ("count", "is_changed", "number", "recent")
 
     def __init__(self, number: int = -1, count: int = 0, recent: str = "") -> None:
         self.number = number
@@ -139,19 +66,18 @@ class _Tag:
         self.is_changed = False
 
 
-class Placed(NamedTuple):
-    """A term of a part that commits, with the place of its block."""
-
-    term: JournalTerm
-    segment: int
-    first: int
+_NEW = _Entity()
 
 
-class JournalLedger:
+class JournalLedger(Ledger["JournalTerm"]):
     """Checks and applies all terms of journals in one commit."""
 
-    def __init__(self, terms: Sequence[JournalTerm]) -> None:
-        self._terms = terms
+    def __init__(self, tails: Tails, terms: Sequence[JournalTerm]) -> None:
+        super().__init__(tails, terms)
+        #: The segments to watch, where they are not those of the terms any more.
+        self._found: dict[int, list[segments.SegmentRow]] = {}
+        #: The tails of all open segments.
+        self._open: dict[int, dict[int, int]] = {}
         self._states: dict[int, str] = {}
         self._entities: dict[tuple[int, str], _Entity] = {}
         #: The last numbers of words by segment; and of the tags that move, all that their rows have.
@@ -162,23 +88,37 @@ class JournalLedger:
         self._tag_pages: list[Row] = []
         self._asked: list[tuple[str, int]] = []
 
+    def find(self, tx: Tx) -> None:
+        for stream in sorted({term.stream for term in self.terms if not isinstance(term, EntityMoves)}):
+            self._found[stream] = segments.list_open_segments(tx, stream)
+
     def watched(self) -> Iterator[Watch]:
-        for term in self._terms:
-            if isinstance(term, MatchTerm):
-                yield from (Watch(term.stream, segment, True) for segment in term.segments)
-            elif isinstance(term, RequireTerm):
-                yield Watch(term.stream, term.segment, False)
+        for term in self.terms:
+            if isinstance(term, NoMatch):
+                yield from (Watch(term.stream, segment, True) for segment in self._segments(term))
+            elif isinstance(term, EntityIs):
+                yield from (Watch(term.stream, segment) for segment in self._segments(term))
+
+    def _segments(self, term: NoMatch | EntityIs) -> list[int]:
+        """The segments that a term is about, as far as is known."""
+        found = self._found.get(term.stream)
+        if isinstance(term, NoMatch):
+            return list(term.segments) if found is None else [row.number for row in found]
+        return [term.segment] if found is None else [row.number for row in found if row.keys.start <= term.key < row.keys.end]
 
     # What is looked up.
 
     def statements(self) -> list[Statement]:
         found: list[Statement] = []
-        for stream in sorted({term.stream for term in self._terms}):
-            terms = [term for term in self._terms if term.stream == stream]
+        self._asked = []
+        for stream in sorted({term.stream for term in self.terms}):
+            terms = [term for term in self.terms if term.stream == stream]
+            self._ask(found, "open", stream, "SELECT number, tail FROM segment WHERE stream = ? AND sealed_epoch IS NULL", (stream,))
             self._ask(found, "state", stream, "SELECT state FROM journal WHERE stream = ?", (stream,))
             ids, tags, types = _asked_for(terms)
             for marks, values in in_lists(ids):
-                sql = f"SELECT id, sequence, segment, number, paged, recent, last_count, last_ids, deleted FROM entity WHERE stream = ? AND id IN ({marks})"
+                columns = "id, sequence, segment, number, paged, recent, last_count, last_ids, deleted"
+                sql = f"SELECT {columns} FROM entity WHERE stream = ? AND id IN ({marks})"
                 self._ask(found, "entity", stream, sql, (stream, *values))
             for kind, words in ((TAG, tags), (TYPE, types)):
                 for marks, values in in_lists(words):
@@ -192,7 +132,9 @@ class JournalLedger:
 
     def load(self, answers: list[list[Row]]) -> None:
         for (what, stream), rows in zip(self._asked, answers, strict=True):
-            if what == "state":
+            if what == "open":
+                self._open[stream] = {row[0]: row[1] for row in rows}
+            elif what == "state":
                 self._states[stream] = rows[0][0] if rows else "gone"
             elif what == "entity":
                 for id, sequence, segment, number, paged, recent, count, ids, deleted in rows:
@@ -207,34 +149,42 @@ class JournalLedger:
 
     # What is checked.
 
-    def refusal(self, terms: Sequence[JournalTerm]) -> Refused | None:
-        """Why a part can't commit. `term` in it counts these terms."""
+    def refusal(self, terms: Sequence[JournalTerm]) -> Refusal | None:
         moved: dict[tuple[int, str], int] = {}
-        for place, term in enumerate(terms):
+        for term in terms:
             state = self._states[term.stream]
             if state != READY:
-                return Refused("building" if state == BUILDING else "gone", {}, place)
-            if isinstance(term, MatchTerm):
-                if self._may_match(term):
-                    return Refused("look", {}, place)
-                continue
-            key = term.stream, term.id
-            entity = self._entities.get(key) or _NEW
-            sequence = moved.get(key, entity.sequence) if isinstance(term, EntityTerm) else entity.sequence
-            if isinstance(term, EntityTerm):
-                if key not in moved and term.ids and entity.ids == term.ids:
-                    return Refused("repeated", {"first": sequence - entity.count + 1, "last": sequence}, place)
-                moved[key] = sequence + term.count
-                must_exist, expected = term.must_exist, term.sequence
+                return Refusal(term, "building" if state == BUILDING else "gone", {})
+            if isinstance(term, NoMatch):
+                refusal = self._unwatched(term) or (Refusal(term, "look", {}) if self._may_match(term) else None)
+            elif isinstance(term, EntityIs):
+                refusal = self._unwatched(term) or self._misses(term, self._entities.get((term.stream, term.id), _NEW), None)
             else:
-                must_exist, expected = term.sequence < 0, term.sequence
-            if must_exist and (not entity.sequence or entity.deleted):
-                return Refused("missing", {"actual": sequence}, place)
-            if sequence != expected and expected >= 0:
-                return Refused("moved", {"actual": sequence}, place)
+                key = term.stream, term.id
+                refusal = self._misses(term, self._entities.get(key, _NEW), moved.get(key))
+                moved[key] = term.sequence + term.count
+            if refusal is not None:
+                return refusal
         return None
 
-    def _may_match(self, term: MatchTerm) -> bool:
+    def _unwatched(self, term: NoMatch | EntityIs) -> Refusal | None:
+        """Every change of the open segments seals one. So if those that were looked up are open, they are all there are."""
+        tails = [self.tails.get((term.stream, segment)) for segment in self._segments(term)]
+        return None if tails and all(tail is not None and tail.is_open for tail in tails) else Refusal(term, RESCALED, {})
+
+    def _misses(self, term: EntityMoves | EntityIs, entity: _Entity, moved: int | None) -> Refusal | None:
+        """Why an entity is not as it must be; `moved` is where terms of the same part before this one left it."""
+        sequence = entity.sequence if moved is None else moved
+        if isinstance(term, EntityMoves) and moved is None and term.data is not None and entity.ids == term.data:
+            return Refusal(term, "repeated", {"first": sequence - entity.count + 1, "last": sequence})
+        if term.expected == -1 and moved is None and (not sequence or entity.deleted):
+            return Refusal(term, "missing", {"actual": sequence, "deleted": bool(entity.deleted)})
+        wanted = term.sequence if isinstance(term, EntityMoves) else term.expected
+        if wanted not in (sequence, -1):
+            return Refusal(term, "moved", {"actual": sequence})
+        return None
+
+    def _may_match(self, term: NoMatch) -> bool:
         after = dict(term.after)
         groups = [[self._last.get((term.stream, TAG, tag), {})] for tag in term.tags]
         if term.types:
@@ -251,12 +201,16 @@ class JournalLedger:
 
     # What is changed.
 
-    def change(self, placed: Iterable[tuple[JournalTerm, int, int]]) -> None:
-        for term, segment, first in placed:
-            if isinstance(term, EntityTerm):
+    def change(self, placed: Sequence[Placed]) -> Mapping[int, int]:
+        """The tails of the journal's open segments right after the part: those that the commit found, with its parts so far."""
+        for term, _, segment, first in placed:
+            if isinstance(term, EntityMoves):
                 self._move(term, segment, first + term.place)
+        stream = placed[-1].term.stream
+        known = ((number, self.tails.get((stream, number)), tail) for number, tail in self._open[stream].items())
+        return {number: tail if held is None else held.tail for number, held, tail in known}
 
-    def _move(self, term: EntityTerm, segment: int, first: int) -> None:
+    def _move(self, term: EntityMoves, segment: int, first: int) -> None:
         key = term.stream, term.id
         entity = self._entities.get(key)
         if entity is None:
@@ -270,7 +224,7 @@ class JournalLedger:
         entity.recent = f"{entity.recent},{token}" if entity.recent else token
         entity.sequence += term.count
         entity.segment, entity.number = segment, run.end - 1
-        entity.count, entity.ids, entity.deleted, entity.is_changed = term.count, term.ids, 0, True
+        entity.count, entity.ids, entity.deleted, entity.is_changed = term.count, term.data, 0, True
         for type, place, count in term.types:
             number, before = self._types.get((term.stream, type, segment), (-1, 0))
             self._types[term.stream, type, segment] = max(number, first + place), before + count
@@ -313,10 +267,15 @@ class JournalLedger:
             ],
         )
         tx.defer("INSERT INTO entity_page (stream, id, first, numbers) VALUES (?, ?, ?, ?)", self._entity_pages)
-        moved = [(stream, TAG, word, segment, t.number, t.count, t.recent) for (stream, word, segment), t in self._tags.items() if t.is_changed]
+        moved = [
+            (stream, TAG, word, segment, tag.number, tag.count, tag.recent)
+            for (stream, word, segment), tag in self._tags.items()
+            if tag.is_changed
+        ]
         tx.defer(
             "INSERT INTO word (stream, kind, word, segment, number, count, recent) VALUES (?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (stream, kind, word, segment) DO UPDATE SET number = excluded.number, count = excluded.count, recent = excluded.recent",
+            "ON CONFLICT (stream, kind, word, segment) DO UPDATE SET number = excluded.number, count = excluded.count, "
+            "recent = excluded.recent",
             sorted(moved),
         )
         tx.defer(
@@ -325,9 +284,6 @@ class JournalLedger:
             sorted([(stream, TYPE, word, segment, *found) for (stream, word, segment), found in self._types.items()]),
         )
         tx.defer("INSERT INTO word_page (stream, word, segment, first, numbers) VALUES (?, ?, ?, ?, ?)", self._tag_pages)
-
-
-_NEW = _Entity()
 
 
 def runs_of(segment: int, numbers: Iterable[int]) -> Iterator[Numbers]:
@@ -350,15 +306,104 @@ def _asked_for(terms: Sequence[JournalTerm]) -> tuple[list[str], list[str], list
     tags: set[str] = set()
     types: set[str] = set()
     for term in terms:
-        if isinstance(term, MatchTerm):
+        if isinstance(term, NoMatch):
             ids.update(term.ids)
             tags.update(term.tags)
             types.update(term.types)
         else:
             ids.add(term.id)
-            if isinstance(term, EntityTerm):
+            if isinstance(term, EntityMoves):
                 tags.update([tag for tag, _ in term.tags])
     return sorted(ids), sorted(tags), sorted(types)
 
 
-EntityTerm.ledger = RequireTerm.ledger = MatchTerm.ledger = JournalLedger  # type: ignore[misc]
+class Repeated(ConflictError):
+    """This very persist was committed before: `first` and `last` are its sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntityMoves(Term):
+    """An entity is at a sequence, and moves on by events of a block: `count` of them, from the block's event `place` on.
+
+    `tags` are the places of the events with each tag; `types` the last place and the number of events of each type; `data` is a hash of
+    the events' ids. `expected` is what the caller said, for the error: a sequence, -1 for "exists", None for "any".
+    """
+
+    ledger = JournalLedger
+    stream: int
+    name: str
+    id: str
+    sequence: int
+    expected: int | None
+    count: int
+    types: tuple[tuple[str, int, int], ...]
+    tags: tuple[tuple[str, tuple[int, ...]], ...]
+    data: bytes | None
+    place: int = 0
+    block: int = 0
+
+    def error(self, refused: Refused) -> HeadwaterError:
+        if refused.reason == "repeated":
+            return Repeated(f"this persist of {self.id!r} is stored already", **refused.facts)
+        return _entity_error(self.name, self.id, self.expected, refused)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityIs(Term):
+    """An entity, whose id routes to `segment`, is at a sequence; -1: it exists. `key` is its place in the routing space."""
+
+    ledger = JournalLedger
+    stream: int
+    name: str
+    id: str
+    expected: int
+    segment: int
+    key: int
+    block: int = -1
+
+    def error(self, refused: Refused) -> HeadwaterError:
+        return _entity_error(self.name, self.id, self.expected, refused)
+
+
+@dataclass(frozen=True, slots=True)
+class NoMatch(Term):
+    """No event that has all of these tags, one of the types and one of the ids is at or after the cut `after`.
+
+    `segments` are all that were open. `after` gives numbers by segment; of others, those numbered above `floor` count from their start.
+    """
+
+    ledger = JournalLedger
+    stream: int
+    name: str
+    id: str
+    segments: tuple[int, ...]
+    tags: tuple[str, ...]
+    types: tuple[str, ...]
+    ids: tuple[str, ...]
+    after: tuple[tuple[int, int], ...] = ()
+    floor: int = -1
+    block: int = -1
+
+    def error(self, refused: Refused) -> HeadwaterError:
+        if refused.reason != "look":
+            return _entity_error(self.name, self.id, None, refused)
+        return ConditionFailedError(
+            f"{self.name}: an event that may match was persisted meanwhile: read again, decide again", self.id, reason="look"
+        )
+
+
+JournalTerm: TypeAlias = EntityMoves | EntityIs | NoMatch
+
+
+def _entity_error(name: str, id: str, expected: int | None, refused: Refused) -> HeadwaterError:
+    if refused.reason == "building":
+        return UnavailableError(f"the index of the journal {name} is being built: repeat the call")
+    if refused.reason == "gone":
+        return NotFoundError(f"the journal {name} was deleted")
+    if refused.reason == RESCALED:
+        return ConditionFailedError(f"{name} was scaled meanwhile: repeat the call", id, reason=RESCALED)
+    actual = refused.facts["actual"]
+    what = "to exist" if expected == -1 else f"at sequence {expected}"
+    is_at = f"is at sequence {actual}{' and deleted' if refused.facts.get('deleted') else ''}"
+    message = f"the entity {id!r} of {name} {is_at}, and was expected {what}: read again, decide again"
+    return ConditionFailedError(message, id, EXISTS if expected == -1 else expected, actual, reason=refused.reason)

@@ -23,6 +23,7 @@ from headwater.segments.read import SegmentCursor
 #: What is planned with one look into the catalog, and fetched side by side.
 _WINDOW_RUNS = 256
 _WINDOW_EVENTS = 4096
+_FIRST_EVENTS = 64
 
 
 class Fetched(NamedTuple):
@@ -34,29 +35,42 @@ class Fetched(NamedTuple):
     appended: list[int]
 
 
-def fetch(engine: Engine, stream: StreamRef, runs: Iterable[Numbers]) -> Iterator[Fetched]:
-    """The events of runs of numbers, in the order of the runs. While one window is handed out, the next one is fetched."""
+def fetch(engine: Engine, stream: StreamRef, runs: Iterable[Numbers], *, reverse: bool = False) -> Iterator[Fetched]:
+    """The events of runs of numbers, in the order of the runs. While one window is handed out, the next one is fetched.
+
+    `reverse`: the runs are given the last one first, and so are the parts that are handed out; the numbers in each ascend.
+    """
     waiting: deque[Iterator[Fetched]] = deque()
-    windows = _windows(runs)
-    for window in windows:
-        waiting.append(_Window(engine, stream, window).results())
+    for window in _windows(_pieces(runs) if reverse else runs):
+        waiting.append(_Window(engine, stream, window, reverse).results())
         if len(waiting) > 1:
             yield from waiting.popleft()
     for results in waiting:
         yield from results
 
 
+def _pieces(runs: Iterable[Numbers]) -> Iterator[Numbers]:
+    """Runs given the last one first, in parts of the size that a window takes whole."""
+    for run in runs:
+        end = run.end
+        while end > run.first:
+            start = max(run.first, end - _FIRST_EVENTS)
+            yield Numbers(run.segment, start, end - start)
+            end = start
+
+
 def _windows(runs: Iterable[Numbers]) -> Iterator[list[Numbers]]:
     """The runs in windows, the first ones small: whoever wants one event does not wait for thousands."""
     window: list[Numbers] = []
-    limit, count = 64, 0
+    limit, count = _FIRST_EVENTS, 0
     for run in runs:
         while run.count:
-            taken = min(run.count, limit - count)
+            # A piece of the first window's size is taken whole.
+            taken = run.count if run.count <= _FIRST_EVENTS else min(run.count, limit - count)
             window.append(Numbers(run.segment, run.first, taken))
             run = Numbers(run.segment, run.first + taken, run.count - taken)
             count += taken
-            if count == limit or len(window) == _WINDOW_RUNS:
+            if count >= limit or len(window) == _WINDOW_RUNS:
                 yield window
                 window, count, limit = [], 0, _WINDOW_EVENTS
     if window:
@@ -74,8 +88,9 @@ class _Source(NamedTuple):
 class _Window:
     """Some runs, whose bytes are on their way once this is made."""
 
-    def __init__(self, engine: Engine, stream: StreamRef, runs: list[Numbers]) -> None:
+    def __init__(self, engine: Engine, stream: StreamRef, runs: list[Numbers], reverse: bool) -> None:
         self._engine = engine
+        self._reverse = reverse
         self._stream = stream
         by_place: dict[int, list[Extent]] = {}
         for place, extent in engine.run(extents.find_extents, stream.id, runs):
@@ -105,11 +120,13 @@ class _Window:
                 source = None
                 yield run
                 continue
-            for extent in there:
+            for extent in reversed(there) if self._reverse else there:
                 numbers = range(max(run.first, extent.first), min(run.end, extent.end))
-                is_same = source is not None and source.segment == run.segment and source.extent.first == extent.first
-                if source is not None and is_same and source.numbers[-1] < numbers[0]:
-                    source.numbers.extend(numbers)
+                if source is not None and source.segment == run.segment and source.extent.first == extent.first:
+                    if self._reverse:
+                        source.numbers[:0] = numbers
+                    else:
+                        source.numbers.extend(numbers)
                     continue
                 if source is not None:
                     yield source
@@ -120,15 +137,17 @@ class _Window:
     def results(self) -> Iterator[Fetched]:
         for part in self._parts:
             if isinstance(part, Numbers):
-                yield from _read_along(self._engine, self._stream, part)
+                yield from self._read_along([part])
                 continue
             try:
                 yield self._read(part) if isinstance(part, _Source) else part.result()
             except _Moved as moved:
                 # Upkeep put other bytes in the place of these: a cursor finds them, or says what is wrong.
-                source = moved.source
-                for run in _runs(source.segment, source.numbers):
-                    yield from _read_along(self._engine, self._stream, run)
+                yield from self._read_along(list(_runs(moved.source.segment, moved.source.numbers)))
+
+    def _read_along(self, runs: list[Numbers]) -> Iterator[Fetched]:
+        found = (part for run in runs for part in _read_along(self._engine, self._stream, run))
+        return reversed(list(found)) if self._reverse else found
 
     def _read(self, source: _Source) -> Fetched:
         try:
@@ -213,4 +232,3 @@ def from_batch(batch: Any, stream: StreamRef) -> Fetched:
     appended = batch._appended
     times = [appended] * batch.count if isinstance(appended, int) else appended.slice(batch._from, batch.count).cast(pa.int64()).to_pylist()
     return Fetched(batch.segment, list(range(batch.first, batch.end)), columns, times)
-

@@ -190,5 +190,3 @@ def frontier(rows: list[SegmentRow], start: Mapping[int, int], numbers: Mapping[
                 if row.number > other and by_number[other].keys.overlaps(row.keys) and not any(row.keys.overlaps(one) for one in covered):
                     found[row.number] = row.head
     return found
-
-

@@ -135,10 +135,7 @@ class Flusher:
         What a term refuses is raised as the term's error. After a lost answer it is found out what happened. OutcomeUnknownError if that
         takes too long: `settle` waits until it is known. After UnavailableError nothing of it is stored, now or later.
         """
-        self.wait_for_room()
-        lane = Lane(self, stream, None, 0, 0, terms)
-        with lane.lock:
-            run = lane.add_chunk(chunk, size)
+        run = self.give(stream, chunk, size, terms)
         try:
             self.wait_for(run)
         except BaseException as error:
@@ -153,6 +150,13 @@ class Flusher:
             raise run.error.again()
         assert run.placement is not None
         return run.placement
+
+    def give(self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...]) -> Run:
+        """Give one chunk on a lane of its own, to be committed on these terms. Wait for it with `wait_for`: it is stored without that too."""
+        self.wait_for_room()
+        lane = Lane(self, stream, None, 0, 0, terms)
+        with lane.lock:
+            return lane.add_chunk(chunk, size)
 
     def _give_up(self, run: Run) -> bool:
         """Wait no longer for an append. True: it is taken back. False: it is on its way, and tried again until `settle` can tell."""
@@ -585,7 +589,7 @@ class Flusher:
                 firsts = iter(result.firsts)
                 for piece in part.pieces:
                     segments = tuple([segment for segment, _ in piece.encode()])
-                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, result.appended_at)
+                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, result.appended_at, result.answer)
                     for run in piece.runs:
                         part.lane.stored_number = max(part.lane.stored_number, run.last_number)
                         freed += run.size if run.chunk is None else 0

@@ -58,10 +58,14 @@ class StreamRef(NamedTuple):
 class Placement:
     """Where the events of a committed part are: position by index, worked out when asked for."""
 
-    __slots__ = ("appended_at", "firsts", "segments", "which")
+    __slots__ = ("answer", "appended_at", "firsts", "segments", "which")
 
-    def __init__(self, segments: tuple[int, ...], firsts: tuple[int, ...], which: Any, appended_at: int = 0) -> None:
+    def __init__(
+        self, segments: tuple[int, ...], firsts: tuple[int, ...], which: Any, appended_at: int = 0, answer: Any = None
+    ) -> None:
         self.appended_at = appended_at
+        #: Of a run with terms: what the commit answered to them, if that is known.
+        self.answer = answer
         self.segments = segments
         self.firsts = firsts
         self.which = which
