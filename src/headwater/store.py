@@ -25,8 +25,8 @@ from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
-from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
 from headwater.journals.journal import Journal
+from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
 from headwater.model.cuts import Cut
 from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name, parse_word
@@ -244,6 +244,7 @@ class Store:
         self._commits = Commits()
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._journals: weakref.WeakSet[Journal] = weakref.WeakSet()
         self._is_closed = False
 
     def _begin_upkeep(self) -> None:
@@ -617,6 +618,8 @@ class Store:
             except HeadwaterError as error:
                 writer.abandon()
                 failure = failure or error
+        for journal in list(self._journals):
+            journal._refusals.settle()
         for reader in list(self._readers):
             try:
                 # Whether what it handed out last was done with, nobody knows here.
@@ -655,6 +658,8 @@ class Store:
         # writers say so when they are used; a child that does nothing with them need not hear of it at its exit.
         self._writers = weakref.WeakSet(writer for writer in self._writers if writer.is_ours)
         self._readers = weakref.WeakSet()
+        for journal in self._journals:
+            journal._begin()
         self._heart = Heart()
         self._begin_upkeep()
         self._commits = Commits()

@@ -42,7 +42,7 @@ def get_entity(tx: Tx, stream: int, id: str) -> EntityRow:
     if not rows or rows[0][0] == "dead":
         raise NotFoundError("this journal was deleted")
     state, snapshot, *found = rows[0]
-    return EntityRow(state, *(found if found[0] is not None else _UNKNOWN), snapshot)
+    return EntityRow(*(state, *(found if found[0] is not None else _UNKNOWN), snapshot))
 
 
 @operation("statement", right=Right("read", "stream"))

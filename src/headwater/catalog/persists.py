@@ -182,6 +182,8 @@ class JournalLedger(Ledger["JournalTerm"]):
         wanted = term.sequence if isinstance(term, EntityMoves) else term.expected
         if wanted not in (sequence, -1):
             return Refusal(term, "moved", {"actual": sequence})
+        if isinstance(term, EntityMoves) and term.previous and (entity.ids or b"").hex() != term.previous:
+            return Refusal(term, "moved", {"actual": sequence})
         return None
 
     def _may_match(self, term: NoMatch) -> bool:
@@ -326,7 +328,8 @@ class EntityMoves(Term):
     """An entity is at a sequence, and moves on by events of a block: `count` of them, from the block's event `place` on.
 
     `tags` are the places of the events with each tag; `types` the last place and the number of events of each type; `data` is a hash of
-    the events' ids. `expected` is what the caller said, for the error: a sequence, -1 for "exists", None for "any".
+    the events' ids. `expected` is what the caller said, for the error: a sequence, -1 for "exists", None for "any". `previous` is the
+    hash, as text, of the persist that must have brought the entity there; "": any.
     """
 
     ledger = JournalLedger
@@ -339,6 +342,7 @@ class EntityMoves(Term):
     types: tuple[tuple[str, int, int], ...]
     tags: tuple[tuple[str, tuple[int, ...]], ...]
     data: bytes | None
+    previous: str = ""
     place: int = 0
     block: int = 0
 

@@ -13,7 +13,7 @@ class WordRow(NamedTuple):
 
     segment: int
     number: int
-    count: int
+    count: int  # type: ignore[assignment]  # the tuple method of this name is of no use here
     recent: str
 
 

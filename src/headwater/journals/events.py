@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
             has = np.zeros(columns.num_rows, dtype=bool)
             has[pc.list_parent_indices(tags).to_numpy(zero_copy_only=False)[hits]] = True
             mask &= has
-        return np.flatnonzero(mask).tolist()  # type: ignore[no-any-return]
+        return np.flatnonzero(mask).tolist()
 
 
 def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted | None = None) -> Iterator[Recorded]:

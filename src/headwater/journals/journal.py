@@ -17,7 +17,7 @@ from headwater.journals.events import Wanted, recorded
 from headwater.journals.fetching import fetch
 from headwater.journals.hidden import HiddenEvents
 from headwater.journals.listing import list_ids
-from headwater.journals.persisting import Condition, Heads, Persist, Persisted
+from headwater.journals.persisting import Condition, Heads, Persist, Persisted, Refusals
 from headwater.journals.queries import Query
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
 from headwater.model.cuts import Cut, is_before
@@ -45,8 +45,13 @@ class Journal:
         self._flusher = store._flusher
         self._router = store._router
         self._ref = ref
-        self._hidden = HiddenEvents(self._engine, ref.id)
+        self._begin()
+        store._journals.add(self)
+
+    def _begin(self) -> None:
         self._heads = Heads(self._look_up_head)
+        self._refusals = Refusals(self._engine.workers)
+        self._hidden = HiddenEvents(self._engine, self._ref.id)
         self._rows: list[SegmentRow] = []
 
     def __repr__(self) -> str:
@@ -91,6 +96,7 @@ class Journal:
         found = Persist(self, id, rows, check_expected(expected), self._check_condition(fail_if, after))
         self._store._check_open()
         found.give()
+        self._refusals.watch(found)
         return found
 
     def _check_condition(self, fail_if: Any, after: Any) -> Condition | None:
@@ -131,8 +137,7 @@ class Journal:
         return (*sorted(numbers.items()), *[(number, MOST) for number in done]), floor
 
     def _look_up_head(self, id: str) -> int:
-        row = self._get(id)
-        return row.sequence
+        return self._get(id).sequence
 
     def _keys(self, id: str, count: int) -> pa.Array:
         return pa.array([id.encode()] * count, pa.binary())

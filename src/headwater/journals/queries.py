@@ -158,7 +158,7 @@ class Query:
         row = self._engine.run(entities.get_entity, self._ref.id, id)
         self._journal._check_ready(row.state)
         runs = index.entity_runs(self._engine, self._ref.id, id, row, max(row.low, 1), row.sequence + 1)
-        inside = (found for run in runs if run.segment in bounds and (found := index.within(run, *bounds[run.segment])))
+        inside = (part for run in runs if run.segment in bounds and (part := index.within(run, *bounds[run.segment])))
         for found in fetch(self._engine, self._ref, inside):
             yield from self._chosen(found)
 

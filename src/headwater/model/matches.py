@@ -49,7 +49,7 @@ class Match:
 def check_expected(expected: Any) -> int | Expected | None:
     """What a persist expects of its entity, if it can."""
     if expected is None or expected is EXISTS:
-        return expected  # type: ignore[no-any-return]
+        return expected
     if isinstance(expected, bool) or not isinstance(expected, int) or not 0 <= expected <= MOST:
         raise InvalidRequestError(f"expected is None, a sequence (0: a new entity) or hw.EXISTS, not {shown(expected)}")
     return expected

@@ -15,7 +15,7 @@ class Numbers(NamedTuple):
 
     segment: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # the tuple method of this name is of no use here
 
     @property
     def end(self) -> int:

@@ -199,10 +199,16 @@ def row_bytes(row: Row) -> int:
 def _check_record(record: Any) -> Row:
     if not isinstance(record, Record):
         raise InvalidRequestError(f"an event is made with hw.Record(type, data), not {shown(record)}")
-    type = check_type(record.type)
-    version = record.version if record.version == 1 else check_whole(record.version, "an event's version", 0, _MOST_VERSION)
+    version = check_whole(record.version, "an event's version", 0, _MOST_VERSION)
     meta = None if record.meta is None else json_text(record.meta, "an event's meta")
-    return Row(type, version, json_text(record.data, "an event's data"), check_tags(record.tags), meta, _id_text(record.event_id))
+    return Row(
+        check_type(record.type),
+        version,
+        json_text(record.data, "an event's data"),
+        check_tags(record.tags),
+        meta,
+        _id_text(record.event_id),
+    )
 
 
 def check_tags(tags: Any) -> tuple[str, ...]:

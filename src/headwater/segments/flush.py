@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FrameType
@@ -151,10 +151,15 @@ class Flusher:
         assert run.placement is not None
         return run.placement
 
-    def give(self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...]) -> Run:
-        """Give one chunk on a lane of its own, to be committed on these terms. Wait for it with `wait_for`: it is stored without that too."""
+    def give(
+        self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...], when_refused: Callable[[], None] | None = None
+    ) -> Run:
+        """Give one chunk on a lane of its own, to be committed on these terms. It is stored whether or not anybody waits for it.
+
+        `when_refused` is called in the flusher's thread, before the run ends; several refusals in the order of their runs.
+        """
         self.wait_for_room()
-        lane = Lane(self, stream, None, 0, 0, terms)
+        lane = Lane(self, stream, None, 0, 0, terms, when_refused)
         with lane.lock:
             return lane.add_chunk(chunk, size)
 
@@ -645,6 +650,8 @@ class Flusher:
             self._router.forget(lane.stream)
             self._go_on(lane, runs)
         elif refusal.term < len(lane.terms):
+            if lane.when_refused is not None:
+                lane.when_refused()
             self._fail_lane(lane, lane.terms[refusal.term].error(refusal), runs)
         else:
             self._handle_refused_lane(lane, refusal, runs)
