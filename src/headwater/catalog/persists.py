@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from headwater.catalog import segments
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.journals import BUILDING, READY, in_lists
-from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term
+from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term, dump_term
 from headwater.catalog.tails import Tails, Watch
 from headwater.errors import ConditionFailedError, ConflictError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.matches import EXISTS
@@ -175,7 +175,7 @@ class JournalLedger(Ledger["JournalTerm"]):
     def _misses(self, term: EntityMoves | EntityIs, entity: _Entity, moved: int | None) -> Refusal | None:
         """Why an entity is not as it must be; `moved` is where terms of the same part before this one left it."""
         sequence = entity.sequence if moved is None else moved
-        if isinstance(term, EntityMoves) and moved is None and term.data is not None and entity.ids == term.data:
+        if isinstance(term, EntityMoves) and term.may_repeat and moved is None and term.data is not None and entity.ids == term.data:
             return Refusal(term, "repeated", {"first": sequence - entity.count + 1, "last": sequence})
         if term.expected == -1 and moved is None and (not sequence or entity.deleted):
             return Refusal(term, "missing", {"actual": sequence, "deleted": bool(entity.deleted)})
@@ -196,7 +196,7 @@ class JournalLedger(Ledger["JournalTerm"]):
             groups.append([{entity.segment: entity.number} for entity in entities if entity is not None])
         # A match is one event, so all that it must have has a number in one segment.
         for segment in {segment for lasts in groups[0] for segment in lasts}:
-            least = after.get(segment, 0 if segment > term.floor else _MOST)
+            least = after.get(segment, 0 if segment > term.floor and segment not in term.done else _MOST)
             if all(any(last.get(segment, -1) >= least for last in lasts) for lasts in groups):
                 return True
         return False
@@ -329,7 +329,7 @@ class EntityMoves(Term):
 
     `tags` are the places of the events with each tag; `types` the last place and the number of events of each type; `data` is a hash of
     the events' ids. `expected` is what the caller said, for the error: a sequence, -1 for "exists", None for "any". `previous` is the
-    hash, as text, of the persist that must have brought the entity there; "": any.
+    hash, as text, of the persist that must have brought the entity there; "": any. `may_repeat`: it may be stored already.
     """
 
     ledger = JournalLedger
@@ -343,6 +343,7 @@ class EntityMoves(Term):
     tags: tuple[tuple[str, tuple[int, ...]], ...]
     data: bytes | None
     previous: str = ""
+    may_repeat: bool = True
     place: int = 0
     block: int = 0
 
@@ -373,7 +374,8 @@ class EntityIs(Term):
 class NoMatch(Term):
     """No event that has all of these tags, one of the types and one of the ids is at or after the cut `after`.
 
-    `segments` are all that were open. `after` gives numbers by segment; of others, those numbered above `floor` count from their start.
+    `segments` are all that were open. `after` gives the cut's numbers by segment. Of others those in `done`, and those numbered up to
+    `floor`, lie before the cut; the rest count from their start.
     """
 
     ledger = JournalLedger
@@ -385,6 +387,7 @@ class NoMatch(Term):
     types: tuple[str, ...]
     ids: tuple[str, ...]
     after: tuple[tuple[int, int], ...] = ()
+    done: tuple[int, ...] = ()
     floor: int = -1
     block: int = -1
 
@@ -392,7 +395,10 @@ class NoMatch(Term):
         if refused.reason != "look":
             return _entity_error(self.name, self.id, None, refused)
         return ConditionFailedError(
-            f"{self.name}: an event that may match was persisted meanwhile: read again, decide again", self.id, reason="look"
+            f"{self.name}: an event that may match was persisted meanwhile: read again, decide again",
+            self.id,
+            reason="look",
+            match=dump_term(self)[1],
         )
 
 

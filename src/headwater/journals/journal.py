@@ -116,8 +116,8 @@ class Journal:
             raise InvalidRequestError(f"`after` is a cut of {self.name} alone, not of {', '.join(after.streams)}")
         self._after(after)
 
-    def _after(self, cut: Cut) -> tuple[tuple[tuple[int, int], ...], int]:
-        """(numbers by segment, the segment number up to which segments that are not among them lie before the cut)."""
+    def _after(self, cut: Cut) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], int]:
+        """(A cut's numbers by segment, other segments before it, and the number up to which all others lie before it too)."""
         part = cut.streams.get(self.name)
         rows = self._rows
         by_number = {row.number: row for row in rows}
@@ -134,7 +134,7 @@ class Journal:
         spans = [by_number[number].span for number in numbers]
         # Of segments that the cut does not name, those before it never count, whatever their numbers.
         done = [row.number for row in rows if row.number > floor and row.number not in numbers and is_before(row.span, spans)]
-        return (*sorted(numbers.items()), *[(number, MOST) for number in done]), floor
+        return tuple(sorted(numbers.items())), tuple(done), floor
 
     def _look_up_head(self, id: str) -> int:
         return self._get(id).sequence

@@ -80,6 +80,64 @@ class Condition:
         self.after = after
 
 
+class Known(NamedTuple):
+    """The sequence of an entity, and the hash of the persist that brought it there, if it was one of this process's."""
+
+    sequence: int
+    previous: str
+
+
+def ids_hash(rows: Sequence[Row]) -> bytes:
+    """What tells a persist from others, by the ids of its events."""
+    return blake2b("".join([row.event_id for row in rows]).encode(), digest_size=16).digest()
+
+
+def moves(stream: int, name: str, id: str, head: Known, expected: int | None, rows: Sequence[Row], ids: bytes | None) -> EntityMoves:
+    """The term of a persist whose events are a block of their own."""
+    types: dict[str, tuple[int, int]] = {}
+    tags: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        types[row.type] = place, types.get(row.type, (0, 0))[1] + 1
+        for tag in row.tags:
+            tags.setdefault(tag, []).append(place)
+    by_type = tuple([(type, *found) for type, found in types.items()])
+    by_tag = tuple([(tag, tuple(places)) for tag, places in tags.items()])
+    return EntityMoves(stream, name, id, head.sequence, expected, len(rows), by_type, by_tag, ids, head.previous)
+
+
+def no_matches(journal: Journal, id: str, condition: Condition, numbers: Sequence[int]) -> tuple[NoMatch, ...]:
+    """The terms of a condition, where these are the open segments."""
+    after, done, floor = journal._after(condition.after) if condition.after is not None else ((), (), -1)
+    watched = tuple(sorted(numbers))
+    ref = journal._ref
+    return tuple(
+        [
+            NoMatch(ref.id, ref.name, id, watched, tuple(match.tags), tuple(match.types), tuple(match.ids), after, done, floor)
+            for match in condition.matches
+        ]
+    )
+
+
+def find_matches(journal: Journal, condition: Condition, end: Cut) -> Iterator[Recorded]:
+    """The events that a condition forbids, up to a cut."""
+    for match in condition.matches:
+        # The narrowest of what the index knows.
+        if match.tags:
+            wanted = [Wanted(tag=match.tags[0])]
+        elif match.ids:
+            wanted = [Wanted(id=id) for id in match.ids]
+        else:
+            wanted = [Wanted(type=type) for type in match.types]
+        for each in wanted:
+            yield from (found for found in Query(journal, each, condition.after, end, False) if _matches(match, found))
+
+
+def _matches(match: Match, found: Recorded) -> bool:
+    return (
+        set(match.tags) <= set(found.tags) and (not match.types or found.type in match.types) and (not match.ids or found.id in match.ids)
+    )
+
+
 class Persist:
     """A persist that was given: its ack. `result` waits until the events are durable and readable."""
 
@@ -156,7 +214,7 @@ class Persist:
         while True:
             route = journal._router.route(journal._ref)
             terms = self._conditions(route.numbers) if self._condition is not None else ()
-            head = _Known(self._expected, "") if isinstance(self._expected, int) else journal._heads.get(self._id)
+            head = Known(self._expected, "") if isinstance(self._expected, int) else journal._heads.get(self._id)
             term = self._moves(head)
             chunk = Chunk(columns_of(self._id, head.sequence + 1, self._rows), journal._keys(self._id, count), None)
             size = sum(map(row_bytes, self._rows)) + EVENT_OVERHEAD_BYTES * count
@@ -167,7 +225,7 @@ class Persist:
                 if not is_fixed and not journal._heads.is_known(self._id, head):
                     continue
                 self._sequence = head.sequence
-                journal._heads.put(self._id, _Known(head.sequence + count, self._ids.hex()))
+                journal._heads.put(self._id, Known(head.sequence + count, self._ids.hex()))
                 self._run = journal._flusher.give(journal._ref, chunk, size, (term, *terms), self._refused)
             return
 
@@ -181,7 +239,7 @@ class Persist:
         if run is not None:
             self._take(run)
 
-    def _moves(self, head: _Known) -> EntityMoves:
+    def _moves(self, head: Known) -> EntityMoves:
         expected = -1 if self._expected is EXISTS else self._expected
         assert expected is None or isinstance(expected, int)
         ref = self._journal._ref
@@ -292,64 +350,6 @@ class Refusals:
                 self._given.popleft()
 
 
-class _Known(NamedTuple):
-    """The sequence of an entity, and the hash of the persist that brought it there, if it was one of this process's."""
-
-    sequence: int
-    previous: str
-
-
-def ids_hash(rows: Sequence[Row]) -> bytes:
-    """What tells a persist from others, by the ids of its events."""
-    return blake2b("".join([row.event_id for row in rows]).encode(), digest_size=16).digest()
-
-
-def moves(stream: int, name: str, id: str, head: _Known, expected: int | None, rows: Sequence[Row], ids: bytes | None) -> EntityMoves:
-    """The term of a persist whose events are a block of their own."""
-    types: dict[str, tuple[int, int]] = {}
-    tags: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
-        types[row.type] = place, types.get(row.type, (0, 0))[1] + 1
-        for tag in row.tags:
-            tags.setdefault(tag, []).append(place)
-    by_type = tuple([(type, *found) for type, found in types.items()])
-    by_tag = tuple([(tag, tuple(places)) for tag, places in tags.items()])
-    return EntityMoves(stream, name, id, head.sequence, expected, len(rows), by_type, by_tag, ids, head.previous)
-
-
-def no_matches(journal: Journal, id: str, condition: Condition, numbers: Sequence[int]) -> tuple[NoMatch, ...]:
-    """The terms of a condition, where these are the open segments."""
-    after, floor = journal._after(condition.after) if condition.after is not None else ((), -1)
-    watched = tuple(sorted(numbers))
-    ref = journal._ref
-    return tuple(
-        [
-            NoMatch(ref.id, ref.name, id, watched, tuple(match.tags), tuple(match.types), tuple(match.ids), after, floor)
-            for match in condition.matches
-        ]
-    )
-
-
-def find_matches(journal: Journal, condition: Condition, end: Cut) -> Iterator[Recorded]:
-    """The events that a condition forbids, up to a cut."""
-    for match in condition.matches:
-        # The narrowest of what the index knows.
-        if match.tags:
-            wanted = [Wanted(tag=match.tags[0])]
-        elif match.ids:
-            wanted = [Wanted(id=id) for id in match.ids]
-        else:
-            wanted = [Wanted(type=type) for type in match.types]
-        for each in wanted:
-            yield from (found for found in Query(journal, each, condition.after, end, False) if _matches(match, found))
-
-
-def _matches(match: Match, found: Recorded) -> bool:
-    return (
-        set(match.tags) <= set(found.tags) and (not match.types or found.type in match.types) and (not match.ids or found.id in match.ids)
-    )
-
-
 class Heads:
     """The sequences of entities, as this process last knew them with what it gave since. A wrong one costs a round, never an event."""
 
@@ -357,19 +357,19 @@ class Heads:
 
     def __init__(self, look: Callable[[str], int]) -> None:
         self._look = look
-        self._found: dict[str, _Known] = {}
+        self._found: dict[str, Known] = {}
         self.lock = threading.Lock()
 
-    def get(self, id: str) -> _Known:
+    def get(self, id: str) -> Known:
         """Where an entity is, looked up if that is not known."""
         found = self._found.get(id)
-        return _Known(self._look(id), "") if found is None else found
+        return Known(self._look(id), "") if found is None else found
 
-    def is_known(self, id: str, head: _Known) -> bool:
+    def is_known(self, id: str, head: Known) -> bool:
         """Whether nothing else is known of an entity by now."""
         return self._found.get(id, head) == head
 
-    def put(self, id: str, head: _Known) -> None:
+    def put(self, id: str, head: Known) -> None:
         if len(self._found) >= self._KEPT:
             self._found.clear()
         self._found[id] = head
