@@ -170,7 +170,8 @@ class JournalLedger(Ledger["JournalTerm"]):
     def _unwatched(self, term: NoMatch | EntityIs) -> Refusal | None:
         """Every change of the open segments seals one. So if those that were looked up are open, they are all there are."""
         tails = [self.tails.get((term.stream, segment)) for segment in self._segments(term)]
-        return None if tails and all(tail is not None and tail.is_open for tail in tails) else Refusal(term, RESCALED, {})
+        held = [tail is not None and (tail.is_open or tail.born_at is not None) for tail in tails]
+        return None if held and all(held) else Refusal(term, RESCALED, {})
 
     def _misses(self, term: EntityMoves | EntityIs, entity: _Entity, moved: int | None) -> Refusal | None:
         """Why an entity is not as it must be; `moved` is where terms of the same part before this one left it."""
