@@ -20,11 +20,16 @@ from headwater.errors import (
     TruncatedError,
     UnavailableError,
 )
+from headwater.journals.journal import Journal
+from headwater.journals.persisting import Persisted
+from headwater.journals.queries import Query
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
 from headwater.model.markers import Marker
+from headwater.model.matches import EXISTS, Match
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Position, Segment
+from headwater.model.records import Head, Record, Recorded, Snapshot
 from headwater.model.scaling_history import ScalingHistory
 from headwater.readers.group import HeldSegment, Lag, ReaderGroup, TimeWindow
 from headwater.readers.reader import Reader
@@ -50,21 +55,29 @@ __all__ = [
     "ConflictError",
     "CorruptDataError",
     "Cut",
+    "EXISTS",
     "Entry",
     "Event",
     "FencedError",
+    "Head",
     "HeadwaterError",
     "HeldSegment",
     "InvalidRequestError",
+    "Journal",
     "Lag",
     "Marker",
+    "Match",
     "Metrics",
     "NotFoundError",
     "OperationMetrics",
     "OutcomeUnknownError",
+    "Persisted",
     "Position",
+    "Query",
     "Reader",
     "ReaderGroup",
+    "Record",
+    "Recorded",
     "Retention",
     "Revision",
     "Revisioned",
@@ -74,6 +87,7 @@ __all__ = [
     "SealedError",
     "Segment",
     "SegmentRange",
+    "Snapshot",
     "Store",
     "Stream",
     "Synchronizer",

@@ -19,9 +19,14 @@ from headwater.catalog.positions import ReaderMove
 from headwater.catalog.tables import EntryChange
 from headwater.catalog.transactions import Batch
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.journals.journal import Journal
+from headwater.journals.persisting import Condition
+from headwater.journals.staging import JournalContents
 from headwater.model.keys import key_bytes
 from headwater.model.limits import EVENT_BYTES, INLINE_BYTES, MIB
+from headwater.model.matches import Expected
 from headwater.model.names import parse_stream_name
+from headwater.model.records import Row
 from headwater.segments.block import Chunk, EncodedBlock
 from headwater.segments.encoding import encode, encode_few
 from headwater.segments.engine import Engine
@@ -99,6 +104,7 @@ class Contents:
         self._tables: dict[int, tuple[StreamRef, list[TableChange]]] = {}
         self._states: list[tuple[StreamRef, Append, TailIs]] = []
         self._updated: set[int] = set()
+        self._journals: dict[int, JournalContents] = {}
         self.readers: list[ReaderMove] = []
         #: Conditions and changes beside those of events, tables, shared state and readers.
         self.terms: list[Term] = []
@@ -108,7 +114,8 @@ class Contents:
     @property
     def names(self) -> dict[int, str]:
         """The streams and tables something was given for, by id, staged or not."""
-        return {ref.id: ref.name for ref in self._refs.values()}
+        journals = {each.ref.id: each.ref.name for each in self._journals.values()}
+        return {ref.id: ref.name for ref in self._refs.values()} | journals
 
     # What is given.
 
@@ -159,6 +166,17 @@ class Contents:
         self._states.append((stream, append, expected))
         self.room -= append.length
 
+    def persist(self, journal: Journal, id: str, rows: list[Row], expected: int | Expected | None, condition: Condition | None) -> None:
+        """Add events of an entity, which were checked."""
+        self.room -= self._journal(journal).persist(id, rows, expected, condition)
+
+    def require(self, journal: Journal, id: str, expected: int | Expected) -> None:
+        """Add a condition on an entity."""
+        self._journal(journal).require(id, expected)
+
+    def _journal(self, journal: Journal) -> JournalContents:
+        return self._journals.setdefault(journal._ref.id, JournalContents(journal))
+
     def move_reader(self, move: ReaderMove) -> None:
         mine = move.group, move.reader, move.generation
         self.readers = [other for other in self.readers if (other.group, other.reader, other.generation) != mine]
@@ -168,6 +186,7 @@ class Contents:
         """The same without what was given: that is staged, or the transaction ended."""
         found = Contents(self._engine, self._router)
         found.may_remember, found._refs, found._unseen, found._updated = self.may_remember, self._refs, self._unseen, self._updated
+        found._journals = {stream: each.emptied() for stream, each in self._journals.items()}
         found._events = {name: _Events(events.stream, events.check) for name, events in self._events.items()}
         return found
 
@@ -238,8 +257,8 @@ class Contents:
 
     def forget_routes(self, opened: Mapping[int, Mapping[int, int]]) -> None:
         """Look at the segments again that events go to, before the next use; not at those of streams where these are the open ones."""
-        for events in self._events.values():
-            self._router.forget(events.stream, unless=opened.get(events.stream.id, ()))
+        for ref in [*(events.stream for events in self._events.values()), *(each.ref for each in self._journals.values())]:
+            self._router.forget(ref, unless=opened.get(ref.id, ()))
 
     def look_again(self) -> None:
         """After a segment was found closed: NotFoundError or SealedError if a stream, a table or shared state can't be written any more."""
@@ -274,6 +293,9 @@ class Contents:
             ]
             chunk = changes_chunk([change.key for change in changes], [change.value for change in changes])
             blocks.append((table.id, 0, 0, encode([chunk], table.schema_version, False)))
+        for journal in self._journals.values():
+            if not journal.is_empty:
+                journal.gather(batch, blocks)
         size = sum(block.length for *_, block in blocks)
         at = 0
         buffers: list[Any] = []

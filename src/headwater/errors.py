@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from headwater.model.cuts import Cut
+    from headwater.model.positions import Position
 
 
 class HeadwaterError(Exception):
@@ -50,7 +51,29 @@ class ConflictError(HeadwaterError):
 
 
 class ConditionFailedError(ConflictError):
-    """The state moved between the read and the write. Nothing changed: read again, decide again."""
+    """The state moved between the read and the write. Nothing changed: read again, decide again.
+
+    Of a journal: `id` was to be persisted, `expected` and `actual` are sequences, `position` is of an event that may not be there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        id: str | None = None,
+        expected: Any = None,
+        actual: int | None = None,
+        position: Position | None = None,
+        **facts: Any,
+    ) -> None:
+        super().__init__(message, **facts)
+        self.id = id
+        self.expected = expected
+        self.actual = actual
+        self.position = position
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = {"id": self.id, "expected": self.expected, "actual": self.actual, "position": self.position}
+        return _rebuild, (type(self), self.message, {**own, **self.facts})
 
 
 class SealedError(ConflictError):

@@ -25,11 +25,13 @@ from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
+from headwater.journals.journal import Journal
 from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
 from headwater.model.cuts import Cut
 from headwater.model.markers import Marker
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
+from headwater.model.records import JOURNAL_SCHEMA
 from headwater.readers.group import ReaderGroup, open_group
 from headwater.readers.reader import Reader
 from headwater.runtime.clock import from_datetime, to_datetime
@@ -242,6 +244,7 @@ class Store:
         self._commits = Commits()
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._journals: weakref.WeakSet[Journal] = weakref.WeakSet()
         self._is_closed = False
 
     def _begin_upkeep(self) -> None:
@@ -523,6 +526,15 @@ class Store:
         """Full names, in order, of all tables, or of those in a scope."""
         return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("table",))
 
+    def journal(self, name: str, *, scaling: Scaling | None = None) -> Journal:
+        """Create or open a journal; `scaling` is that of a new one. AlreadyExistsError if the name is another stream's."""
+        self._check_open()
+        return Journal(self, self._open_inner(name, "journal", JOURNAL_SCHEMA, scaling))
+
+    def journals(self, scope: str | None = None) -> list[str]:
+        """Full names, in order, of all journals, or of those in a scope."""
+        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("journal",))
+
     def revisioned(self, name: str) -> Revisioned:
         """Create or open a revisioned stream."""
         self._check_open()
@@ -535,14 +547,15 @@ class Store:
         synchronizer.fetch()
         return synchronizer
 
-    def _open_inner(self, name: str, kind: str, schema: pa.Schema | None) -> StreamRef:
+    def _open_inner(self, name: str, kind: str, schema: pa.Schema | None, scaling: Scaling | None = None) -> StreamRef:
+        lifecycle.check_policies(scaling, None)
         try:
             found = lifecycle.open_stream(self._engine, parse_stream_name(name))
         except NotFoundError:
             return lifecycle.create_stream(
                 self._engine,
                 name,
-                scaling=Scaling.fixed(1),
+                scaling=scaling or Scaling.fixed(1),
                 retention=Retention.forever(),
                 schema=schema,
                 kind=kind,
@@ -604,6 +617,8 @@ class Store:
             except HeadwaterError as error:
                 writer.abandon()
                 failure = failure or error
+        for journal in list(self._journals):
+            journal._refusals.settle()
         for reader in list(self._readers):
             try:
                 # Whether what it handed out last was done with, nobody knows here.
@@ -642,6 +657,8 @@ class Store:
         # writers say so when they are used; a child that does nothing with them need not hear of it at its exit.
         self._writers = weakref.WeakSet(writer for writer in self._writers if writer.is_ours)
         self._readers = weakref.WeakSet()
+        for journal in self._journals:
+            journal._begin()
         self._heart = Heart()
         self._begin_upkeep()
         self._commits = Commits()

@@ -36,6 +36,7 @@ _KINDS = {
     "bytes": ("a stream of bytes", "byte_writer() and byte_reader()"),
     "table": ("a table", "store.table({!r})"),
     "revisioned": ("a revisioned stream", "store.revisioned({!r})"),
+    "journal": ("a journal", "store.journal({!r})"),
 }
 
 
@@ -61,7 +62,7 @@ class Stream:
 
     @property
     def kind(self) -> str:
-        """ "events", "bytes", "table" or "revisioned"."""
+        """ "events", "bytes", "table", "revisioned" or "journal"."""
         return self._ref.kind
 
     @property
@@ -261,13 +262,17 @@ class Stream:
 
     def _between(self, start: Place, end: Place) -> tuple[StreamRef, list[Range]]:
         """What lies between two places, and the stream as of then: its schema has all that those events have."""
-        self._check_kind("events")
+        self._check_read()
         found = cuts.ranges(self._store._engine, self._ref, start, end)
         return self._refresh(), found
 
     def _check_events(self) -> StreamRef:
-        self._check_kind("events")
+        self._check_read()
         return self._refresh()
+
+    def _check_read(self) -> None:
+        if self._ref.kind != "journal":
+            self._check_kind("events")
 
     def _check_writable(self) -> StreamRef:
         row = self._row()

@@ -16,11 +16,14 @@ import pyarrow as pa
 
 from headwater.catalog import commits, streams, transactions
 from headwater.catalog.commits import Outcome
+from headwater.catalog.parts import Term, load_term
+from headwater.catalog.persists import EntityIs, NoMatch
 from headwater.catalog.positions import Moves
 from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
 from headwater.catalog.transactions import Batch
 from headwater.contents import Contents, TableChange, new_batch_id
 from headwater.errors import (
+    ConditionFailedError,
     CorruptDataError,
     HeadwaterError,
     InvalidRequestError,
@@ -29,14 +32,21 @@ from headwater.errors import (
     TransactionEndedError,
     UnavailableError,
 )
+from headwater.journals.journal import Journal
+from headwater.journals.staging import look
 from headwater.model.arguments import MOST, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
-from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
+from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES, PERSIST_ROUNDS
 from headwater.model.markers import Marker
+from headwater.model.matches import Expected, Match, check_expected
+from headwater.model.names import parse_stream_name
+from headwater.model.records import Record, check_records
+from headwater.model.records import check_id as check_id_of_entity
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
+from headwater.streams.lifecycle import open_stream
 from headwater.synchronizer import Synchronizer
 from headwater.tables import check_entry, check_key
 
@@ -231,6 +241,46 @@ class Transaction:
             self._contents.change_table(table, change)
             self._given += 1
 
+    def persist(
+        self,
+        journal: str,
+        id: str,
+        events: Record | Sequence[Record],
+        *,
+        expected: int | Expected | None = None,
+        fail_if: Match | Sequence[Match] = (),
+        after: Cut | None = None,
+    ) -> None:
+        """Append events to an entity of a journal, at the commit, on the same conditions as `Journal.persist`.
+
+        Without `expected`, the entity must then be at the sequence that it has now. The same records given again are not recognised.
+        """
+        id = check_id_of_entity(id)
+        rows = check_records(events)
+        expected = check_expected(expected)
+        with self._lock:
+            self._make_room()
+            found = self._journal(journal)
+            self._contents.persist(found, id, rows, expected, found._check_condition(fail_if, after))
+            self._given += 1
+
+    def require_entity(self, journal: str, id: str, expected: int | Expected) -> None:
+        """Commit only if an entity is at a sequence then (0: unknown), or exists (`hw.EXISTS`). It need not be one that is persisted."""
+        id = check_id_of_entity(id)
+        checked = check_expected(expected)
+        if checked is None:
+            raise InvalidRequestError("require_entity takes the sequence that the entity must be at, or hw.EXISTS")
+        with self._lock:
+            self._make_room()
+            self._contents.require(self._journal(journal), id, checked)
+            self._given += 1
+
+    def _journal(self, name: str) -> Journal:
+        ref = open_stream(self._engine, parse_stream_name(name))
+        if ref.kind != "journal":
+            raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not 'journal'")
+        return Journal(self._store, ref)
+
     def update(self, synchronizer: Synchronizer[Any, Any], updates: Sequence[Any]) -> None:
         """Apply updates to shared state, at the commit, if nobody changed it since this process last fetched it."""
         with self._lock:
@@ -381,6 +431,7 @@ class Transaction:
         caller = f"{self._caller}.{self._given}"
         self._check_age()
         batch = self._contents.gather(self._id) or Batch()
+        rounds = 0
         while True:
             self._check_age()
             age_us = 0 if self._is_begun else self._age_us
@@ -399,9 +450,16 @@ class Transaction:
                 )
             except ScaledMeanwhile:
                 continue
+            except ConditionFailedError as error:
+                rounds += 1
+                if error.facts.get("reason") != "look" or rounds >= PERSIST_ROUNDS:
+                    raise
+                # An event that may match is there: it is read, and the condition holds from then on if it does not.
+                batch.looked = {**batch.looked, **self._look(error.facts["match"], batch.looked)}
             except RouteStale:
                 self._contents.look_again()
                 stale, batch = batch, self._contents.gather(self._id) or Batch()
+                batch.looked = stale.looked
                 if _places(batch) == _places(stale):
                     raise CorruptDataError(
                         f"transaction {self._id} can't be committed: a segment it writes to is open and closed at once"
@@ -416,6 +474,13 @@ class Transaction:
                 if isinstance(outcome, HeadwaterError):
                     raise outcome from None
                 return outcome
+
+    def _look(self, fields: str, looked: Mapping[Term, Term]) -> dict[Term, Term]:
+        """The condition that may not hold, as it was given, with what takes its place. ConditionFailedError if it does not hold."""
+        term = load_term(NoMatch.__name__, fields, None, -1)
+        again = look(self._journal(term.name), term)
+        given = next((before for before, after in looked.items() if after == term), term)
+        return {given: again}
 
     def _check_objects(self) -> None:
         """CorruptDataError unless all that was staged is in storage: a commit must not name what is not there."""
@@ -502,8 +567,13 @@ class Transaction:
             self._abort_quietly()
 
 
-def _places(batch: Batch) -> set[tuple[int, int, int]]:
-    return {(append.stream, append.segment, append.log) for append in batch.appends}
+def _places(batch: Batch) -> set[tuple[Any, ...]]:
+    found: set[tuple[Any, ...]] = {(append.stream, append.segment, append.log) for append in batch.appends}
+    return (
+        found
+        | {(term.stream, term.segments) for term in batch.terms if isinstance(term, NoMatch)}
+        | {(term.stream, term.segment, term.id) for term in batch.terms if isinstance(term, EntityIs)}
+    )
 
 
 def check_id(id: Any) -> str:

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("catalog", "storage"),
     ("segments",),
     ("streams",),
-    ("lanewriter", "writer", "contents", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables"),
+    ("lanewriter", "writer", "contents", "transactions", "readers", "batch", "bytestream", "synchronizer", "tables", "journals"),
     ("stream",),
     ("store",),
     ("check",),

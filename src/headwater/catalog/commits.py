@@ -15,10 +15,11 @@ from headwater.catalog.database import Database, Statement, Tx
 from headwater.catalog.flushes import add_extent, grow
 from headwater.catalog.operations import operation
 from headwater.catalog.parts import SEALED, Append, Part, Refused, Term, load_term
+from headwater.catalog.persists import RESCALED
 from headwater.catalog.plans import Plan
 from headwater.catalog.refusals import load_error
 from headwater.catalog.tails import Tail, Tails
-from headwater.catalog.targets import RouteStale, by_stream, open_targets, rolled_targets
+from headwater.catalog.targets import RouteStale, ScaledMeanwhile, by_stream, open_targets, rolled_targets
 from headwater.catalog.transactions import (
     COMMITTED,
     COMMITTING,
@@ -99,7 +100,7 @@ def commit(
     if state is None:
         plan.load_tails(answers[: len(locks)])
         plan.load_looks(tx, answers[len(locks) + len(opens) :])
-        _decide(tx, plan, now)
+        _decide(tx, plan, now, RouteStale)
         tails = {stream: {number: plan.tails[stream, number].tail for number in numbers} for stream, numbers in wanted.items()}
         for stream, rows in zip(looked, answers[len(locks) :], strict=False):
             tails[stream] = {row.number: row.tail for row in map(segments.to_row, rows)} | tails[stream]
@@ -114,7 +115,7 @@ def commit(
         staged = {(row.stream, row.segment) for row in sums}
         needed = staged | {(append.stream, append.segment) for append in batch.appends}
         plan.tails.update(open_targets(tx, needed, staged, plan.watched()))
-        outcome = _commit_staged(tx, id, plan, sums, marker, by)
+        outcome = _commit_staged(tx, id, plan, sums, marker, by, ScaledMeanwhile)
     failpoints.reach("txn.applied")
     return outcome
 
@@ -308,7 +309,7 @@ def _part(tx: Tx, id: str, sums: Sequence[_Sum], batch: Batch) -> Part:
     terms: list[Term] = [load_term(kind, fields, data, blocks.get(ordinal, -1)) for ordinal, kind, fields, data in rows]
     # Unless terms that were staged ask for them, the places of staged blocks are not looked up, and blocks are counted without them.
     terms += [term.of_block(term.block + len(ordinals)) if term.block >= 0 else term for term in batch.terms]
-    return Part(tuple(batch.appends), tuple(terms), _StagedBlocks(id, sums, bool(rows)) if sums else None)
+    return Part(tuple(batch.appends), batch.replace_looked(terms), _StagedBlocks(id, sums, bool(rows)) if sums else None)
 
 
 class _StagedBlocks:
@@ -336,12 +337,14 @@ class _StagedBlocks:
         return found
 
 
-def _commit_staged(tx: Tx, id: str, plan: Plan, sums: Sequence[_Sum], marker: Marker | None, by: str) -> Outcome:
+def _commit_staged(
+    tx: Tx, id: str, plan: Plan, sums: Sequence[_Sum], marker: Marker | None, by: str, rescaled: type[Exception] | None = None
+) -> Outcome:
     """Commit a plan whose segments are locked, of a transaction that the catalog knows."""
     looks = plan.looks()
     *answers, [[now]] = tx.run_all([*looks, ("SELECT now_us()", ())])
     plan.load_looks(tx, answers)
-    _decide(tx, plan, now)
+    _decide(tx, plan, now, rescaled)
     forget_staged(tx, id)
     appends = plan.parts[0].appends
     streams = sorted({row.stream for row in sums} | {append.stream for append in appends})
@@ -349,12 +352,14 @@ def _commit_staged(tx: Tx, id: str, plan: Plan, sums: Sequence[_Sum], marker: Ma
     return _note_commit(tx, id, tails, _added(appends, sums, plan.tails), marker, by, None)
 
 
-def _decide(tx: Tx, plan: Plan, now: int) -> None:
-    """Enter the plan's one part, or raise why it is refused."""
+def _decide(tx: Tx, plan: Plan, now: int, rescaled: type[Exception] | None) -> None:
+    """Enter the plan's one part, or raise why it is refused; `rescaled` if segments to watch were sealed since they were looked up."""
     [part], [result] = plan.parts, plan.decide(tx, now)
     if isinstance(result, Refused):
         if result.reason == SEALED:
             raise RouteStale
+        if result.reason == RESCALED and rescaled is not None:
+            raise rescaled
         raise part.terms[result.term].error(result)
     plan.enter(tx)
 

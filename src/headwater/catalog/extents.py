@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from headwater.catalog.database import Database, Row, Statement, Tx
-from headwater.catalog.operations import operation
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow, find_piece, list_pieces
 from headwater.catalog.streams import StreamRow, to_stream_and_segment, with_segment
 from headwater.errors import CorruptDataError
 from headwater.model.limits import SLICE_ROWS
 from headwater.model.names import StreamName
+from headwater.model.numbers import Numbers
 
 #: What an extent is: a block as it was appended, a Parquet chunk, or raw bytes in a chunk.
 BLOCK, PARQUET, RAW = 0, 1, 2
@@ -63,6 +65,38 @@ def open_range(database: Database, name: StreamName, stream: int, segment: int, 
     log = "(SELECT log FROM segment WHERE stream = ? AND number = ?)"
     rows, extents = database.query_all([with_segment(name, segment), _plan((log, (stream, segment)), start, end, limit)])
     return OpenRange(*to_stream_and_segment(rows[0]), [Extent(*row) for row in extents]) if rows else None
+
+
+@operation("statement", right=Right("read", "stream"))
+def find_extents(tx: Tx, stream: int, runs: Sequence[Numbers]) -> list[tuple[int, Extent]]:
+    """The extents in segments' own logs that hold some of these runs of numbers, each with the place of the run; in no order.
+
+    A fork's numbers that are in its parent's logs have none here.
+    """
+    found: list[tuple[int, Extent]] = []
+    statements = []
+    for start in range(0, len(runs), _RUNS_AT_ONCE):
+        some = runs[start : start + _RUNS_AT_ONCE]
+        size = next(size for size in _RUN_SIZES if size >= len(some))
+        values = [value for place, run in enumerate(some, start) for value in (place, run.segment, run.first, run.end)]
+        # Runs of no segment fill up to one of a few sizes, so that prepared statements are used again.
+        values += [0, -1, 0, 0] * (size - len(some))
+        statements.append((_FIND_EXTENTS.format(", ".join([_RUN_MARKS] * size)), (*values, stream)))
+    for rows in tx.run_all(statements):
+        found += [(row[0], Extent(*row[1:])) for row in rows]
+    return found
+
+
+_RUN_SIZES = (1, 4, 16, 64, 256)
+_RUNS_AT_ONCE = _RUN_SIZES[-1]
+_RUN_MARKS = "(CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT), CAST(? AS BIGINT))"
+_FIND_EXTENTS = (
+    "SELECT w.column1, e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data, e.form, e.raw, e.last_at "
+    "FROM (VALUES {}) AS w JOIN segment s ON s.stream = ? AND s.number = w.column2 JOIN extent e ON e.log = s.log "
+    "AND e.first >= COALESCE((SELECT max(first) FROM extent WHERE log = s.log AND first <= w.column3), w.column3) "
+    "AND e.first < w.column4 AND e.first + e.count > w.column3 "
+    "LEFT JOIN object o ON o.id = e.object LEFT JOIN inline_block b ON e.object IS NULL AND b.log = e.log AND b.first = e.first"
+)
 
 
 class OpenRange(NamedTuple):

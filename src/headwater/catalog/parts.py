@@ -38,6 +38,8 @@ class Stored(NamedTuple):
 
     firsts: tuple[int, ...]
     appended_at: int
+    #: What a ledger answered to the part's terms, unless the answer to the commit was lost.
+    answer: Any = None
 
 
 class Refused(NamedTuple):
@@ -128,8 +130,8 @@ class Ledger(Generic[T]):
         """Why a part with these terms can't commit after the parts before it. Changes nothing."""
         return None
 
-    def change(self, placed: Sequence[Placed]) -> None:
-        """Note what a part that commits changes."""
+    def change(self, placed: Sequence[Placed]) -> Any:
+        """Note what a part that commits changes. What is returned, the part's caller gets along with its places."""
 
     def enter(self, tx: Tx) -> None:
         """Write the changes of all parts."""

@@ -107,9 +107,11 @@ class Plan:
             self._blocks.append((tail.log, first, appended_at, append))
             self._grown[append.stream, tail.number] = tail
             placed.append((append.stream, tail.number, first))
+        answer: Any = None
         for kind, terms in _by_ledger(part.terms).items():
-            self._ledgers[kind].change([Placed(term, *(placed[term.block] if term.block >= 0 else _NOWHERE)) for term in terms])
-        return Stored(tuple([first for _, _, first in placed[len(staged) :]]), at)
+            found = self._ledgers[kind].change([Placed(term, *(placed[term.block] if term.block >= 0 else _NOWHERE)) for term in terms])
+            answer = answer if found is None else found
+        return Stored(tuple([first for _, _, first in placed[len(staged) :]]), at, answer)
 
     def enter(self, tx: Tx) -> None:
         """Write what was decided."""

@@ -316,3 +316,74 @@ CREATE TABLE scale_event (
     changes TEXT NOT NULL,
     PRIMARY KEY (stream, epoch)
 );
+
+-- A journal's index. It is `ready`, `building`: to be made anew from the events, or `dead`: its stream was deleted, and its rows go in
+-- slices. `deletions` counts the changes of entities' `low`.
+CREATE TABLE journal (
+    stream BIGINT PRIMARY KEY,
+    state TEXT NOT NULL,
+    deletions BIGINT NOT NULL
+);
+
+-- A journal's entities: where each one's last event is, and, in `recent`, where those after sequence `paged` are: see model/numbers.py.
+-- Events below `low` are deleted, as of the journal's deletion `deletion`; `deleted`: all were, with the entity.
+-- `last_ids` is a hash of the event ids of the last persist, which had `last_count` events.
+CREATE TABLE entity (
+    stream BIGINT NOT NULL,
+    id TEXT BYTEWISE NOT NULL,
+    sequence BIGINT NOT NULL,
+    low BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    number BIGINT NOT NULL,
+    paged BIGINT NOT NULL,
+    recent TEXT NOT NULL,
+    last_count BIGINT NOT NULL,
+    last_ids BLOB,
+    deleted INTEGER NOT NULL DEFAULT 0,
+    deletion BIGINT,
+    PRIMARY KEY (stream, id)
+) CLUSTERED;
+CREATE INDEX entity_by_deletion ON entity (stream, deletion) WHERE deletion IS NOT NULL;
+
+-- Where an entity's events from sequence `first` on are.
+CREATE TABLE entity_page (
+    stream BIGINT NOT NULL,
+    id TEXT BYTEWISE NOT NULL,
+    first BIGINT NOT NULL,
+    numbers TEXT NOT NULL,
+    PRIMARY KEY (stream, id, first)
+) CLUSTERED;
+
+-- Tags (kind 0) and types (kind 1) of a journal's events, by segment: how many events have the word, and the number of the last one.
+-- Of a tag, `recent` and the pages say where all of them are.
+CREATE TABLE word (
+    stream BIGINT NOT NULL,
+    kind INTEGER NOT NULL,
+    word TEXT BYTEWISE NOT NULL,
+    segment BIGINT NOT NULL,
+    number BIGINT NOT NULL,
+    count BIGINT NOT NULL,
+    recent TEXT NOT NULL,
+    PRIMARY KEY (stream, kind, word, segment)
+) CLUSTERED;
+
+-- Where a tag's events from number `first` on are.
+CREATE TABLE word_page (
+    stream BIGINT NOT NULL,
+    word TEXT BYTEWISE NOT NULL,
+    segment BIGINT NOT NULL,
+    first BIGINT NOT NULL,
+    numbers TEXT NOT NULL,
+    PRIMARY KEY (stream, word, segment, first)
+) CLUSTERED;
+
+-- Entities' states as of a sequence, as JSON. Those that were not made by hand are replaced by newer ones.
+CREATE TABLE snapshot (
+    stream BIGINT NOT NULL,
+    id TEXT BYTEWISE NOT NULL,
+    sequence BIGINT NOT NULL,
+    version BIGINT NOT NULL,
+    by_hand INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    PRIMARY KEY (stream, id, sequence)
+);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from headwater.catalog import tags, transactions
+from headwater.catalog import journals, tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
@@ -88,6 +88,8 @@ def create_stream(
     tx.run("INSERT INTO stream_schema (stream, version, arrow) VALUES (?, 1, ?)", (stream, schema))
     _insert_labels(tx, stream, labels)
     insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
+    if kind == "journal":
+        journals.insert_journal(tx, stream, journals.READY)
     return get_stream(tx, stream)
 
 
@@ -114,7 +116,10 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     tx.run(
         "INSERT INTO stream_schema (stream, version, arrow) SELECT ?, version, arrow FROM stream_schema WHERE stream = ?", (stream, parent)
     )
-    return get_stream(tx, stream)
+    found = get_stream(tx, stream)
+    if found.kind == "journal":
+        journals.insert_journal(tx, stream, journals.BUILDING)
+    return found
 
 
 @operation("statement", right=Right("read", "stream"))
@@ -328,3 +333,4 @@ def delete_stream(tx: Tx, stream: int) -> None:
     for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
         tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
     tx.run("DELETE FROM stream WHERE id = ?", (stream,))
+    journals.bury_journal(tx, stream)

@@ -94,7 +94,7 @@ def list_entries(tx: Tx, table: int, prefix: str, after: str | None, limit: int)
     if prefix:
         sql += " AND key >= ?"
         values.append(prefix)
-        bound = _behind(prefix)
+        bound = behind(prefix)
         if bound is not None:
             sql += " AND key < ?"
             values.append(bound)
@@ -105,7 +105,7 @@ def list_entries(tx: Tx, table: int, prefix: str, after: str | None, limit: int)
     return [(row[0], row[1], bytes(row[2])) for row in rows]
 
 
-def _behind(prefix: str) -> str | None:
+def behind(prefix: str) -> str | None:
     """The first text behind all that begin with `prefix`, by their bytes; None if there is none."""
     kept = prefix.rstrip("\U0010ffff")
     if not kept:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ class Batch:
     terms: list[Term] = field(default_factory=list)
     object_key: str | None = None
     widths: dict[int, int] = field(default_factory=dict)
+    #: Terms, staged or not, that the caller found to hold up to a later place, with what takes their place.
+    looked: dict[Term, Term] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -39,7 +41,11 @@ class Batch:
 
     @property
     def part(self) -> Part:
-        return Part(tuple(self.appends), tuple(self.terms))
+        return Part(tuple(self.appends), self.replace_looked(self.terms))
+
+    def replace_looked(self, terms: Iterable[Term]) -> tuple[Term, ...]:
+        """The terms, as they are to be checked."""
+        return tuple([self.looked.get(term, term) for term in terms] if self.looked else terms)
 
 
 @operation("commit", repeatable=True)

@@ -92,3 +92,17 @@ GARBAGE_SECONDS: Final = 600.0
 #: Finished transactions and fenced sessions are kept this long, the markers of pipelines that committed nothing since this long.
 KEPT_SECONDS: Final = 7 * 86400.0
 MARKER_SECONDS: Final = 365 * 86400.0
+#: Journals: an entity's id, a tag, an event's type, in bytes of UTF-8; the tags of one event; and one persist.
+ENTITY_ID_BYTES: Final = 512
+EVENT_TAG_BYTES: Final = 256
+EVENT_TYPE_BYTES: Final = 128
+EVENT_TAGS: Final = 16
+PERSIST_EVENTS: Final = 1000
+PERSIST_BYTES: Final = 16 * MIB
+#: The tags, types and ids of one condition, and the conditions of one persist.
+MATCH_WORDS: Final = 16
+MATCHES: Final = 16
+#: One snapshot of an entity's state.
+SNAPSHOT_BYTES: Final = 1 * MIB
+#: A persist whose entity, or whose condition, changes all the time is tried this often.
+PERSIST_ROUNDS: Final = 20

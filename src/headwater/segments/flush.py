@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FrameType
@@ -136,10 +136,7 @@ class Flusher:
         takes too long: `settle` waits until it is known. After UnavailableError nothing of it is stored, now or later.
         """
         self._check_not_storing()
-        self.wait_for_room()
-        lane = Lane(self, stream, None, 0, 0, terms)
-        with lane.lock:
-            run = lane.add_chunk(chunk, size)
+        run = self.give(stream, chunk, size, terms)
         try:
             self.wait_for(run)
         except BaseException as error:
@@ -154,6 +151,18 @@ class Flusher:
             raise run.error.again()
         assert run.placement is not None
         return run.placement
+
+    def give(
+        self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...], when_refused: Callable[[], None] | None = None
+    ) -> Run:
+        """Give one chunk on a lane of its own, to be committed on these terms. It is stored whether or not anybody waits for it.
+
+        `when_refused` is called in the flusher's thread, before the run ends; several refusals in the order of their runs.
+        """
+        self.wait_for_room()
+        lane = Lane(self, stream, None, 0, 0, terms, when_refused)
+        with lane.lock:
+            return lane.add_chunk(chunk, size)
 
     def _give_up(self, run: Run) -> bool:
         """Wait no longer for an append. True: it is taken back. False: it is on its way, and tried again until `settle` can tell."""
@@ -589,7 +598,7 @@ class Flusher:
                 firsts = iter(result.firsts)
                 for piece in part.pieces:
                     segments = tuple([segment for segment, _ in piece.encode()])
-                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, result.appended_at)
+                    placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, result.appended_at, result.answer)
                     for run in piece.runs:
                         part.lane.stored_number = max(part.lane.stored_number, run.last_number)
                         freed += run.size if run.chunk is None else 0
@@ -645,6 +654,8 @@ class Flusher:
             self._router.forget(lane.stream)
             self._go_on(lane, runs)
         elif refusal.term < len(lane.terms):
+            if lane.when_refused is not None:
+                lane.when_refused()
             self._fail_lane(lane, lane.terms[refusal.term].error(refusal), runs)
         else:
             self._handle_refused_lane(lane, refusal, runs)

@@ -28,6 +28,8 @@ from headwater.model.schemas import OPAQUE, TIME
 from headwater.segments.block import Chunk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headwater.catalog.parts import Term
     from headwater.segments.flush import Flusher
 
@@ -58,10 +60,12 @@ class StreamRef(NamedTuple):
 class Placement:
     """Where the events of a committed part are: position by index, worked out when asked for."""
 
-    __slots__ = ("appended_at", "firsts", "segments", "which")
+    __slots__ = ("answer", "appended_at", "firsts", "segments", "which")
 
-    def __init__(self, segments: tuple[int, ...], firsts: tuple[int, ...], which: Any, appended_at: int = 0) -> None:
+    def __init__(self, segments: tuple[int, ...], firsts: tuple[int, ...], which: Any, appended_at: int = 0, answer: Any = None) -> None:
         self.appended_at = appended_at
+        #: Of a run with terms: what the commit answered to them, if that is known.
+        self.answer = answer
         self.segments = segments
         self.firsts = firsts
         self.which = which
@@ -296,7 +300,14 @@ class Lane:
     """The events of one named writer, or all anonymous events of one stream, that a process has not stored yet."""
 
     def __init__(
-        self, flusher: Flusher, stream: StreamRef, writer: str | None, generation: int, last_number: int, terms: tuple[Term, ...] = ()
+        self,
+        flusher: Flusher,
+        stream: StreamRef,
+        writer: str | None,
+        generation: int,
+        last_number: int,
+        terms: tuple[Term, ...] = (),
+        when_refused: Callable[[], None] | None = None,
     ) -> None:
         self.flusher = flusher
         self.stream = stream
@@ -304,6 +315,7 @@ class Lane:
         self.generation = generation
         #: Of a lane of one run: what must hold for it to be committed, and what it changes beside its stream.
         self.terms = terms
+        self.when_refused = when_refused
         #: Named writers: the last number stored, and the last one given.
         self.stored_number = last_number
         self.given_number = last_number

@@ -65,6 +65,10 @@ class Route:
         self._start_list = starts
         self._starts = np.array(starts, dtype=np.uint64)
 
+    def find(self, place: int) -> int:
+        """The segment of a place in the routing space."""
+        return self.numbers[bisect_right(self._start_list, place) - 1]
+
     def spread(self, chunks: Sequence[Chunk | Loose], turn: int) -> Spread:
         """The chunks' events by segment. Those without a key all go to one segment, another with each turn."""
         own = turn % len(self.numbers)

@@ -21,8 +21,12 @@ from headwater.segments.engine import Engine, schema_bytes
 from headwater.segments.lanes import StreamRef
 
 KINDS = ("events", "bytes")
-#: Streams that others are made of: a table's changes, a revisioned stream.
-INNER_KINDS = ("table", "revisioned")
+#: Streams that others are made of: a table's changes, a revisioned stream, a journal's events.
+INNER_KINDS = ("table", "revisioned", "journal")
+
+
+#: Streams that have keys, and so many segments; they are read as events.
+SCALED_KINDS = ("events", "journal")
 
 
 def create_stream(
@@ -153,7 +157,7 @@ def update_stream(
     """Change what is given. A new schema must be able to read every event written with the present one."""
     check_policies(scaling, retention)
     row = current_row(engine, stream)
-    if scaling is not None and scaling != Scaling.fixed(1) and row.kind != "events":
+    if scaling is not None and scaling != Scaling.fixed(1) and row.kind not in SCALED_KINDS:
         raise InvalidRequestError(f"{stream.name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
     new_schema = None
     if schema is not None:

@@ -17,6 +17,7 @@ from headwater.model.limits import OPEN_SEGMENTS
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
+from headwater.streams.lifecycle import SCALED_KINDS
 
 
 def split(engine: Engine, stream: StreamRef, number: int, parts: int) -> list[SegmentRow]:
@@ -63,7 +64,7 @@ def merge_segments(tx: Tx, stream: int, numbers: Collection[int]) -> list[int]:
 def _lock(tx: Tx, stream: int, numbers: Sequence[int]) -> tuple[StreamRow, list[SegmentRow]]:
     """Lock a stream of events; returns it with these segments, all of which are open."""
     row = streams.lock_stream(tx, stream)
-    if row.kind != "events":
+    if row.kind not in SCALED_KINDS:
         raise InvalidRequestError(f"{row.full_name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
     if row.sealed_at is not None:
         raise SealedError(f"stream {row.full_name} is sealed")

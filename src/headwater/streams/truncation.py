@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.catalog import extents, segments, streams
+from headwater.catalog import extents, journals, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
 from headwater.errors import NotFoundError
@@ -44,7 +44,7 @@ def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut) -> 
 def free_rows(engine: Engine) -> int:
     """Delete the extents of what was truncated or deleted, and that no fork or tag needs; returns how many rows went."""
     gone = 0
-    for step in (extents.delete_unneeded, extents.delete_dead_extents):
+    for step in (extents.delete_unneeded, extents.delete_dead_extents, journals.delete_dead):
         while found := engine.run(step):
             gone += found
             failpoints.reach("truncate.sliced")

@@ -1,0 +1,1 @@
+"""Journals: event sourcing on a typed stream whose keys are entities' ids."""

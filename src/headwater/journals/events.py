@@ -1,0 +1,68 @@
+"""Events of a journal as they are handed out: which of those that were read are wanted, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.journals.fetching import Fetched
+from headwater.journals.hidden import HiddenEvents
+from headwater.model.positions import Position
+from headwater.model.records import Recorded
+from headwater.runtime.clock import to_datetime
+
+
+class Wanted(NamedTuple):
+    """Which events a query gives, as far as it says."""
+
+    id: str | None = None
+    tag: str | None = None
+    type: str | None = None
+
+    def places(self, columns: pa.RecordBatch) -> list[int]:
+        """The places of these events among some."""
+        mask = np.ones(columns.num_rows, dtype=bool)
+        for name, word in (("id", self.id), ("type", self.type)):
+            if word is not None:
+                mask &= pc.equal(columns.column(name), word).to_numpy(zero_copy_only=False)
+        if self.tag is not None:
+            tags = columns.column("tags")
+            hits = pc.equal(tags.flatten(), self.tag).to_numpy(zero_copy_only=False)
+            has = np.zeros(columns.num_rows, dtype=bool)
+            has[pc.list_parent_indices(tags).to_numpy(zero_copy_only=False)[hits]] = True
+            mask &= has
+        return np.flatnonzero(mask).tolist()
+
+
+def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted | None = None) -> Iterator[Recorded]:
+    """The events that were fetched, without those that are deleted, or that are not wanted."""
+    columns, numbers, appended = found.columns, found.numbers, found.appended
+    if wanted is not None and any(wanted):
+        places = wanted.places(columns)
+        if not places:
+            return
+        if len(places) < columns.num_rows:
+            columns = columns.take(pa.array(places))
+            numbers, appended = [numbers[place] for place in places], [appended[place] for place in places]
+    rows = zip(*(columns.column(index).to_pylist() for index in range(8)), numbers, appended, strict=True)
+    for id, sequence, type, version, data, tags, meta, event_id, number, at in rows:
+        if hidden and sequence < hidden.low(id):
+            continue
+        yield Recorded(
+            id,
+            sequence,
+            type,
+            version,
+            json.loads(data),
+            tuple(tags),
+            json.loads(meta) if meta is not None else None,
+            uuid.UUID(event_id),
+            to_datetime(at),
+            Position(found.segment, number),
+        )
