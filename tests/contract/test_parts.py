@@ -117,7 +117,7 @@ def test_a_refusal_keeps_its_attributes_where_another_process_commits(store: hw.
     # A split makes the commit roll: the transaction is prepared, and any process commits it.
     with pytest.raises(ConditionFailedError, match="the count is 0") as caught:
         tx.commit()
-    assert caught.value.facts["position"] == Position(7, 0)
+    assert caught.value.position == Position(7, 0)
     assert values(stream) == [] and read_count(store) == 0
 
 
