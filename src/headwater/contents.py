@@ -1,13 +1,13 @@
-"""What a transaction was given and has not staged yet: events by stream, changes of tables and shared state, readers' positions.
+"""What a transaction was given and has not staged yet: events by stream, changes of tables and shared state, persists, readers' positions.
 
-All of it is checked when it is given; `gather` makes blocks of it. A stream of opaque events that an earlier transaction of this process
-wrote to is not looked up by its name again; whether it is still there shows at the latest in the commit, and then it is.
+All of it is checked when it is given. A stream of opaque events that an earlier transaction of this process wrote to is not looked up by
+its name again; whether it is still there shows at the latest in the commit, and then it is.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,34 +16,26 @@ import pyarrow as pa
 from headwater.catalog.conditions import TailIs
 from headwater.catalog.parts import Append, Term
 from headwater.catalog.positions import ReaderMove
-from headwater.catalog.tables import EntryChange
-from headwater.catalog.transactions import Batch
-from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.errors import InvalidRequestError, NotFoundError
 from headwater.journals.journal import Journal
 from headwater.journals.persisting import Condition
 from headwater.journals.staging import JournalContents
 from headwater.model.keys import key_bytes
-from headwater.model.limits import EVENT_BYTES, INLINE_BYTES, MIB
+from headwater.model.limits import EVENT_BYTES, MIB
 from headwater.model.matches import Expected
 from headwater.model.names import parse_stream_name
 from headwater.model.records import Row
-from headwater.segments.block import Chunk, EncodedBlock
-from headwater.segments.encoding import encode, encode_few
+from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
-from headwater.segments.pending import FEW_EVENTS
-from headwater.segments.routing import Route, Router
-from headwater.storage import layout
+from headwater.segments.routing import Router
 from headwater.streams.lifecycle import open_stream
-from headwater.tables import changes_chunk
 from headwater.writer import EventCheck, batch_chunk
 
 T = TypeVar("T")
 
-#: Up to this size blocks go into the catalog: an object of a transaction's own takes three syncs, which cost more.
-_INLINE_BYTES = 4 * INLINE_BYTES
 #: What is much: to be staged before more is added.
-_STAGE_BYTES = 8 * MIB
+STAGE_BYTES = 8 * MIB
 
 
 class TableChange(NamedTuple):
@@ -54,7 +46,7 @@ class TableChange(NamedTuple):
     expected: int | None
 
 
-class _Events:
+class StreamEvents:
     """Events for one stream."""
 
     def __init__(self, stream: StreamRef, check: EventCheck) -> None:
@@ -69,17 +61,6 @@ class _Events:
     @property
     def is_empty(self) -> bool:
         return not self.values and not self.chunks
-
-    def encode(self, route: Route) -> list[tuple[int, EncodedBlock]]:
-        """One block, or a few large ones, for each segment the events go to."""
-        version = self.stream.schema_version
-        if self.is_opaque and 0 < len(self.values) <= FEW_EVENTS and not self.chunks and not self.times:
-            few, _ = route.spread_few(self.values, self.keys, 0)
-            return [(segment, encode_few(values, keys, version)) for segment, values, keys in few]
-        found = []
-        for chunks in _parts(self.close_chunk()):
-            found += route.spread(chunks, 0).encode(version, self.is_opaque)
-        return found
 
     def close_chunk(self) -> list[Chunk]:
         if self.values:
@@ -100,28 +81,35 @@ class Contents:
         self._refs: dict[str, StreamRef] = {}
         #: Those of them that are remembered from earlier transactions.
         self._unseen: set[str] = set()
-        self._events: dict[str, _Events] = {}
-        self._tables: dict[int, tuple[StreamRef, list[TableChange]]] = {}
-        self._states: list[tuple[StreamRef, Append, TailIs]] = []
+        self.events: dict[str, StreamEvents] = {}
+        self.tables: dict[int, tuple[StreamRef, list[TableChange]]] = {}
+        self.states: list[tuple[StreamRef, Append, TailIs]] = []
         self._updated: set[int] = set()
-        self._journals: dict[int, JournalContents] = {}
+        self.journals: dict[int, JournalContents] = {}
         self.readers: list[ReaderMove] = []
         #: Conditions and changes beside those of events, tables, shared state and readers.
         self.terms: list[Term] = []
+        #: Tells this from what the transaction was given before and after: staged again, it is not added twice.
+        self.id = new_batch_id()
         #: What may still be added before all of it is to be staged.
-        self.room = _STAGE_BYTES
+        self.room = STAGE_BYTES
+
+    @property
+    def is_empty(self) -> bool:
+        is_idle = all(events.is_empty for events in self.events.values()) and all(each.is_empty for each in self.journals.values())
+        return is_idle and not (self.tables or self.states or self.readers or self.terms)
 
     @property
     def names(self) -> dict[int, str]:
         """The streams and tables something was given for, by id, staged or not."""
-        journals = {each.ref.id: each.ref.name for each in self._journals.values()}
+        journals = {each.ref.id: each.ref.name for each in self.journals.values()}
         return {ref.id: ref.name for ref in self._refs.values()} | journals
 
     # What is given.
 
     def write(self, stream: str, value: bytes | str | Mapping[str, Any], key: bytes | str | int | None, time: datetime | None) -> None:
         try:
-            events = self._events.get(stream) or self._events_of(stream)
+            events = self.events.get(stream) or self._events_of(stream)
         except TypeError:
             parse_stream_name(stream)  # A list can't be looked for.
             raise
@@ -150,12 +138,12 @@ class Contents:
         if chunk.count:
             events.close_chunk()
             events.chunks.append(chunk)
-            self.room -= _size(chunk)
+            self.room -= chunk_size(chunk)
         return chunk.count
 
     def change_table(self, table: str, change: TableChange) -> None:
         ref = self._ref(table, "table")
-        self._tables.setdefault(ref.id, (ref, []))[1].append(change)
+        self.tables.setdefault(ref.id, (ref, []))[1].append(change)
         self.room -= len(change.value or b"") + EVENT_OVERHEAD_BYTES
 
     def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
@@ -163,7 +151,7 @@ class Contents:
         if stream.id in self._updated:
             raise InvalidRequestError(f"this transaction updates {stream.name} already: give all its updates at once")
         self._updated.add(stream.id)
-        self._states.append((stream, append, expected))
+        self.states.append((stream, append, expected))
         self.room -= append.length
 
     def persist(self, journal: Journal, id: str, rows: list[Row], expected: int | Expected | None, condition: Condition | None) -> None:
@@ -175,7 +163,7 @@ class Contents:
         self._journal(journal).require(id, expected)
 
     def _journal(self, journal: Journal) -> JournalContents:
-        return self._journals.setdefault(journal._ref.id, JournalContents(journal))
+        return self.journals.setdefault(journal._ref.id, JournalContents(journal))
 
     def move_reader(self, move: ReaderMove) -> None:
         mine = move.group, move.reader, move.generation
@@ -186,22 +174,22 @@ class Contents:
         """The same without what was given: that is staged, or the transaction ended."""
         found = Contents(self._engine, self._router)
         found.may_remember, found._refs, found._unseen, found._updated = self.may_remember, self._refs, self._unseen, self._updated
-        found._journals = {stream: each.emptied() for stream, each in self._journals.items()}
-        found._events = {name: _Events(events.stream, events.check) for name, events in self._events.items()}
+        found.journals = {stream: each.emptied() for stream, each in self.journals.items()}
+        found.events = {name: StreamEvents(events.stream, events.check) for name, events in self.events.items()}
         return found
 
     # The streams it is for.
 
-    def _events_of(self, name: str) -> _Events:
+    def _events_of(self, name: str) -> StreamEvents:
         if not isinstance(name, str):
             parse_stream_name(name)
-        found = self._events.get(name)
+        found = self.events.get(name)
         if found is None:
             ref = self._ref(name, "events")
-            found = self._events[name] = _Events(ref, EventCheck(ref))
+            found = self.events[name] = StreamEvents(ref, EventCheck(ref))
         return found
 
-    def _fitting(self, name: str, check: Callable[[_Events], T]) -> tuple[_Events, T]:
+    def _fitting(self, name: str, check: Callable[[StreamEvents], T]) -> tuple[StreamEvents, T]:
         """What was given, as the stream takes it. Before it is refused, a stream that was only remembered is looked up."""
         events = self._events_of(name)
         try:
@@ -229,14 +217,6 @@ class Contents:
             raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not {kind!r}")
         return ref
 
-    def _open(self, name: str, kind: str) -> StreamRef:
-        try:
-            return open_stream(self._engine, parse_stream_name(name))
-        except NotFoundError:
-            if kind != "table":
-                raise
-            raise NotFoundError(f"there is no table {name}: store.table({name!r}) makes one") from None
-
     def look_up(self) -> None:
         """See whether streams that were remembered are still the ones of their names; events go to those that took their place."""
         for name in self._unseen:
@@ -246,72 +226,22 @@ class Contents:
             self._router.remember(found)
             if found.id == old.id:
                 continue
-            events = self._events[name]
+            events = self.events[name]
             if found.kind == "events" and found.is_opaque:
                 events.stream = found
             elif events.is_empty:
-                del self._events[name]
+                del self.events[name]
             else:
                 raise InvalidRequestError(f"{name} was deleted, and another kind of stream created under its name: begin again")
         self._unseen.clear()
 
-    def forget_routes(self, opened: Mapping[int, Mapping[int, int]]) -> None:
-        """Look at the segments again that events go to, before the next use; not at those of streams where these are the open ones."""
-        for ref in [*(events.stream for events in self._events.values()), *(each.ref for each in self._journals.values())]:
-            self._router.forget(ref, unless=opened.get(ref.id, ()))
-
-    def look_again(self) -> None:
-        """After a segment was found closed: NotFoundError or SealedError if a stream, a table or shared state can't be written any more."""
-        self.forget_routes({})
-        self.look_up()
-        for ref in [*(table for table, _ in self._tables.values()), *(stream for stream, _, _ in self._states)]:
-            # Their one segment is only closed for good.
-            self._router.forget(ref)
-            self._router.route(ref)
-
-    def _route(self, events: _Events) -> Route:
+    def _open(self, name: str, kind: str) -> StreamRef:
         try:
-            return self._router.route(events.stream)
-        except (NotFoundError, SealedError):
-            self.look_up()
-            return self._router.route(events.stream)
-
-    # What becomes of it.
-
-    def gather(self, transaction: str) -> Batch | None:
-        """All of it as blocks, in storage if they are large. None if there is nothing."""
-        batch = Batch(new_batch_id())
-        blocks = []
-        for events in list(self._events.values()):
-            if not events.is_empty:
-                route = self._route(events)
-                batch.widths[events.stream.id] = len(route.numbers)
-                blocks += [(events.stream.id, segment, route.logs[segment], block) for segment, block in events.encode(route)]
-        for table, changes in self._tables.values():
-            batch.terms += [
-                EntryChange(table.id, change.key, change.value, change.expected, place, len(blocks)) for place, change in enumerate(changes)
-            ]
-            chunk = changes_chunk([change.key for change in changes], [change.value for change in changes])
-            blocks.append((table.id, 0, 0, encode([chunk], table.schema_version, False)))
-        for journal in self._journals.values():
-            if not journal.is_empty:
-                journal.gather(batch, blocks)
-        size = sum(block.length for *_, block in blocks)
-        at = 0
-        buffers: list[Any] = []
-        for stream_id, segment, log, block in blocks:
-            own = block.buffers()
-            data = b"".join(own) if size <= _INLINE_BYTES else None
-            batch.appends.append(Append(stream_id, segment, block.count, block.length, block.crc, None, at, data, log))
-            if data is None:
-                buffers += own
-                at += block.length
-        if buffers:
-            batch.object_key = layout.transaction_key(transaction, uuid.uuid4().hex)
-            self._engine.storage.put(batch.object_key, buffers)
-        batch.appends += [append for _, append, _ in self._states]
-        batch.terms += [*(expected for _, _, expected in self._states), *self.readers, *self.terms]
-        return None if batch.is_empty else batch
+            return open_stream(self._engine, parse_stream_name(name))
+        except NotFoundError:
+            if kind != "table":
+                raise
+            raise NotFoundError(f"there is no table {name}: store.table({name!r}) makes one") from None
 
 
 def new_batch_id() -> int:
@@ -319,22 +249,5 @@ def new_batch_id() -> int:
     return (uuid.uuid4().int >> 66) + 1
 
 
-def _parts(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
-    """The chunks in order, each part small enough for one block."""
-    part: list[Chunk] = []
-    size = 0
-    for chunk in chunks:
-        pieces = max(1, min(chunk.count, -(-_size(chunk) // _STAGE_BYTES)))
-        for index in range(pieces):
-            piece = chunk.slice(chunk.count * index // pieces, chunk.count * (index + 1) // pieces) if pieces > 1 else chunk
-            if part and size >= _STAGE_BYTES:
-                yield part
-                part, size = [], 0
-            part.append(piece)
-            size += _size(chunk) // pieces
-    if part:
-        yield part
-
-
-def _size(chunk: Chunk) -> int:
+def chunk_size(chunk: Chunk) -> int:
     return int(chunk.columns.nbytes) + (int(chunk.keys.nbytes) if chunk.keys is not None else 0)

@@ -24,6 +24,7 @@ from headwater.catalog.database import Database
 from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
+from headwater.committing import Committer
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.journals.journal import Journal
 from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
@@ -51,7 +52,7 @@ from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
 from headwater.synchronizer import Revisioned, Synchronizer, check_rules
 from headwater.tables import TABLE_SCHEMA, Table
-from headwater.transactions import Commits, Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner
+from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner
 from headwater.writer import Writer
 
 S = TypeVar("S")
@@ -241,11 +242,18 @@ class Store:
         self._router = Router(self._engine)
         self._heart = Heart()
         self._begin_upkeep()
-        self._commits = Commits()
+        self._committer = Committer(self._engine, self._router, self._open_journal)
         self._writers: weakref.WeakSet[Writer | ByteWriter] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._journals: weakref.WeakSet[Journal] = weakref.WeakSet()
         self._is_closed = False
+
+    def _open_journal(self, name: str) -> Journal:
+        """A journal that is there."""
+        ref = lifecycle.open_stream(self._engine, parse_stream_name(name))
+        if ref.kind != "journal":
+            raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not 'journal'")
+        return Journal(self, ref)
 
     def _begin_upkeep(self) -> None:
         self._upkeep = Upkeep(self._engine, self._heart)
@@ -661,7 +669,7 @@ class Store:
             journal._begin()
         self._heart = Heart()
         self._begin_upkeep()
-        self._commits = Commits()
+        self._committer = Committer(self._engine, self._router, self._open_journal)
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,15 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import commits, streams, transactions
-from headwater.catalog.commits import Outcome
-from headwater.catalog.parts import Term, load_term
-from headwater.catalog.persists import EntityIs, NoMatch
+from headwater.catalog import streams, transactions
 from headwater.catalog.positions import Moves
-from headwater.catalog.targets import RollNeeded, RouteStale, ScaledMeanwhile
-from headwater.catalog.transactions import Batch
+from headwater.committing import CommitRequest
 from headwater.contents import Contents, TableChange, new_batch_id
 from headwater.errors import (
-    ConditionFailedError,
-    CorruptDataError,
     HeadwaterError,
     InvalidRequestError,
     NotFoundError,
@@ -32,21 +25,17 @@ from headwater.errors import (
     TransactionEndedError,
     UnavailableError,
 )
-from headwater.journals.journal import Journal
-from headwater.journals.staging import look
 from headwater.model.arguments import MOST, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
-from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES, PERSIST_ROUNDS
+from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
 from headwater.model.markers import Marker
 from headwater.model.matches import Expected, Match, check_expected
-from headwater.model.names import parse_stream_name
 from headwater.model.records import Record, check_records
 from headwater.model.records import check_id as check_id_of_entity
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
-from headwater.streams.lifecycle import open_stream
 from headwater.synchronizer import Synchronizer
 from headwater.tables import check_entry, check_key
 
@@ -54,10 +43,6 @@ if TYPE_CHECKING:
     from headwater.store import Store
 
 T = TypeVar("T")
-
-#: How long a commit that must roll waits for others to share it, and the shortest pause that says no more are coming.
-_LONGEST_LINGER_SECONDS = 2.0
-_PAUSE_SECONDS = 0.02
 
 
 class TransactionStatus(Enum):
@@ -92,27 +77,6 @@ class Commit(NamedTuple):
     repeated: bool
 
 
-class Commits:
-    """The commits under way in this process. One that must roll waits for those, since they may share it; later ones find it done."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._undecided: set[Transaction] = set()
-
-    def begin(self, tx: Transaction) -> None:
-        with self._lock:
-            self._undecided.add(tx)
-
-    def decide(self, tx: Transaction) -> None:
-        """It is committed, failed, or waits for a roll."""
-        with self._lock:
-            self._undecided.discard(tx)
-
-    def undecided(self) -> set[Transaction]:
-        with self._lock:
-            return set(self._undecided)
-
-
 class Transaction:
     """Writes that commit together. Use it in a `with` block: it commits at the end, and aborts on an exception.
 
@@ -123,6 +87,7 @@ class Transaction:
     def __init__(self, store: Store, router: Router, *, lease: float, auto_renew: bool, marker: Marker | None, resumed: str | None) -> None:
         self._store = store
         self._engine: Engine = store._engine
+        self._committer = store._committer
         self._contents = Contents(self._engine, router)
         self._id = resumed or uuid.uuid4().hex
         self._lease_seconds = lease
@@ -131,8 +96,6 @@ class Transaction:
         self._is_begun = resumed is not None
         self._contents.may_remember = not self._is_begun
         self._is_asked = False
-        #: All of it may be staged for a roll, and be committed with another's.
-        self._is_prepared = False
         self._made_at = clock.monotonic()
         self._status = TransactionStatus.OPEN
         self._commit: Commit | None = None
@@ -142,7 +105,8 @@ class Transaction:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._readers: list[tuple[Reader, Moves]] = []
-        self._pending: Batch | None = None
+        #: What is being staged.
+        self._pending: Contents | None = None
         #: The last batch that this handle staged.
         self._staged = 0
         if self._is_begun and auto_renew:
@@ -168,7 +132,7 @@ class Transaction:
         """OPEN, COMMITTED or ABORTED, as the store knows it."""
         if self._status is not TransactionStatus.OPEN:
             return self._status
-        if not self._is_begun and self._age_us > self._lease_us:
+        if self._is_too_old:
             return TransactionStatus.ABORTED
         if not self._is_begun and not self._is_asked:
             return TransactionStatus.OPEN
@@ -183,7 +147,7 @@ class Transaction:
             self._check_age()
             self._contents.look_up()
             self._contents.may_remember = False
-            self._engine.run(transactions.begin, self._id, self._lease_us, self._age_us, self._marker, self._open_us)
+            self._engine.run(transactions.begin, self._id, self._lease_us, self._marker)
             self._is_begun = True
             failpoints.reach("txn.begun")
             if self._auto_renew:
@@ -194,16 +158,12 @@ class Transaction:
         return max(1, int(self._lease_seconds * 1_000_000))
 
     @property
-    def _age_us(self) -> int:
-        """How much of the lease was used before the catalog knew of it; nothing, if the handle renews it."""
-        return 0 if self._auto_renew else self._open_us
-
-    @property
-    def _open_us(self) -> int:
-        return int((clock.monotonic() - self._made_at) * 1_000_000)
+    def _is_too_old(self) -> bool:
+        """Whether the lease ran out before the catalog knew of the transaction; never, if the handle renews it."""
+        return not self._is_begun and not self._auto_renew and clock.monotonic() - self._made_at > self._lease_seconds
 
     def _check_age(self) -> None:
-        if not self._is_begun and self._age_us > self._lease_us:
+        if self._is_too_old:
             self._end(TransactionStatus.ABORTED)
             raise TransactionEndedError(f"transaction {self._id} was aborted: its lease ran out")
 
@@ -260,7 +220,7 @@ class Transaction:
         expected = check_expected(expected)
         with self._lock:
             self._make_room()
-            found = self._journal(journal)
+            found = self._store._open_journal(journal)
             self._contents.persist(found, id, rows, expected, found._check_condition(fail_if, after))
             self._given += 1
 
@@ -272,14 +232,8 @@ class Transaction:
             raise InvalidRequestError("require_entity takes the sequence that the entity must be at, or hw.EXISTS")
         with self._lock:
             self._make_room()
-            self._contents.require(self._journal(journal), id, checked)
+            self._contents.require(self._store._open_journal(journal), id, checked)
             self._given += 1
-
-    def _journal(self, name: str) -> Journal:
-        ref = open_stream(self._engine, parse_stream_name(name))
-        if ref.kind != "journal":
-            raise InvalidRequestError(f"{name} is of kind {ref.kind!r}, not 'journal'")
-        return Journal(self._store, ref)
 
     def update(self, synchronizer: Synchronizer[Any, Any], updates: Sequence[Any]) -> None:
         """Apply updates to shared state, at the commit, if nobody changed it since this process last fetched it."""
@@ -338,25 +292,26 @@ class Transaction:
         """Stage what was given so far: durable, still invisible. A process that only adds to a transaction ends with this."""
         with self._lock:
             self._check_open()
-            if self._is_prepared:
-                raise TransactionEndedError(f"transaction {self._id} is committing already, and takes no more: commit again, or abort it")
             self._begin()
             self._stage_pending()
-            batch = self._contents.gather(self._id)
-            if batch is not None:
-                emptied = self._contents.emptied()
+            if not self._contents.is_empty:
+                contents, emptied = self._contents, self._contents.emptied()
                 # In one line without a call, in which a Ctrl-C can't come: what was given is always in one of them.
-                self._contents, self._pending = emptied, batch
-                self._stage_pending()
+                self._contents, self._pending = emptied, contents
+                try:
+                    self._stage_pending()
+                except TransactionEndedError:
+                    if self._status is TransactionStatus.OPEN:
+                        # A commit of it is under way, and was given these contents: the next call of commit gives them again.
+                        self._contents, self._pending = contents, None
+                    raise
 
     def _stage_pending(self) -> None:
-        """Stage the batch whose staging was begun. Its answer may have been lost: it is the same batch, so it is added once."""
+        """Stage what was begun to be staged. Its answer may have been lost: it is the same batch, so it is added once."""
         if self._pending is not None:
-            batch = self._pending
-            failpoints.reach("txn.stored")
-            self._ended_on(lambda: self._engine.run(transactions.stage, self._id, batch, self._staged))
-            failpoints.reach("txn.staged")
-            self._pending, self._staged = None, batch.id
+            contents = self._pending
+            self._ended_on(lambda: self._committer.stage(self._id, contents, self._staged))
+            self._pending, self._staged = None, contents.id
 
     def _ended_on(self, call: Callable[[], T]) -> T:
         """Run a call to the catalog; if it says that the transaction ended, so does this handle."""
@@ -404,114 +359,24 @@ class Transaction:
             if self._commit is not None:
                 return self._commit
             self._check_open()
-            under_way = self._store._commits
-            under_way.begin(self)
             try:
-                outcome = self._ended_on(self._commit_in_catalog)
+                self._stage_pending()
+                self._check_age()
+                self._is_asked = True
+                request = CommitRequest(
+                    self._marker, self._lease_us, f"{self._caller}.{self._given}", self._staged if self._is_begun else None
+                )
+                outcome = self._ended_on(lambda: self._committer.commit(self._id, self._contents, request))
             except (UnavailableError, OutcomeUnknownError):
                 raise
             except HeadwaterError:
                 self._abort_quietly()
                 raise
-            finally:
-                under_way.decide(self)
             failpoints.reach("txn.committed")
-            # The next transaction of this process shall stage for the segments that are open now.
-            self._contents.forget_routes(outcome.tails)
             self._commit = Commit(outcome.id, self._cut(outcome.tails), outcome.repeated)
             # What an earlier commit under the same marker stored are not these positions.
             self._end(TransactionStatus.COMMITTED, is_whole=not outcome.repeated)
             return self._commit
-
-    def _commit_in_catalog(self) -> Outcome:
-        self._stage_pending()
-        if self._is_begun:
-            self._check_objects()
-        began = clock.monotonic()
-        caller = f"{self._caller}.{self._given}"
-        self._check_age()
-        batch = self._contents.gather(self._id) or Batch()
-        rounds = 0
-        while True:
-            self._check_age()
-            age_us = 0 if self._is_begun else self._age_us
-            self._is_asked = True
-            try:
-                return self._commit_one(batch, age_us, caller) or self._engine.run(
-                    commits.commit,
-                    self._id,
-                    batch,
-                    self._marker,
-                    self._lease_us,
-                    age_us,
-                    caller,
-                    self._open_us,
-                    self._staged if self._is_begun else None,
-                )
-            except ScaledMeanwhile:
-                continue
-            except ConditionFailedError as error:
-                rounds += 1
-                if error.facts.get("reason") != "look" or rounds >= PERSIST_ROUNDS:
-                    raise
-                # An event that may match is there: it is read, and the condition holds from then on if it does not.
-                batch.looked = {**batch.looked, **self._look(error.facts["match"], batch.looked)}
-            except RouteStale:
-                self._contents.look_again()
-                stale, batch = batch, self._contents.gather(self._id) or Batch()
-                batch.looked = stale.looked
-                if _places(batch) == _places(stale):
-                    raise CorruptDataError(
-                        f"transaction {self._id} can't be committed: a segment it writes to is open and closed at once"
-                    ) from None
-            except RollNeeded:
-                # Only what was staged before needs one, so the catalog knows of it.
-                self._is_prepared = True
-                self._engine.run(commits.prepare, self._id, batch, caller)
-                failpoints.reach("txn.prepared")
-                self._linger(clock.monotonic() - began)
-                outcome = self._engine.run(commits.commit_prepared, self._id, batch, caller)
-                if isinstance(outcome, HeadwaterError):
-                    raise outcome from None
-                return outcome
-
-    def _look(self, fields: str, looked: Mapping[Term, Term]) -> dict[Term, Term]:
-        """The condition that may not hold, as it was given, with what takes its place. ConditionFailedError if it does not hold."""
-        term = load_term(NoMatch.__name__, fields, None, -1)
-        again = look(self._journal(term.name), term)
-        given = next((before for before, after in looked.items() if after == term), term)
-        return {given: again}
-
-    def _check_objects(self) -> None:
-        """CorruptDataError unless all that was staged is in storage: a commit must not name what is not there."""
-        found = self._engine.run(transactions.list_objects, self._id)
-        sizes = [(key, end, self._engine.workers.submit(partial(self._engine.storage.size, key))) for key, end in found if key is not None]
-        lost = [key for key, end, size in sizes if (size.result() or 0) < end]
-        if lost or len(sizes) < len(found):
-            name = lost[0] if lost else "an object that the catalog does not have"
-            raise CorruptDataError(f"transaction {self._id} can't be committed: what it staged in {name} is gone", object=name)
-
-    def _commit_one(self, batch: Batch, age_us: int, caller: str) -> Outcome | None:
-        if self._is_begun or self._marker is not None:
-            return None
-        return self._engine.run(commits.commit_one, self._id, batch, self._lease_us, age_us, caller, self._open_us)
-
-    def _linger(self, spent: float) -> None:
-        """Wait while more transactions come to share a roll: those of this process that are on their way, and others soon behind them."""
-        under_way = self._store._commits
-        under_way.decide(self)
-        now = clock.monotonic()
-        deadline = now + _LONGEST_LINGER_SECONDS
-        # As long as this one took to get here, another may take that began a little later.
-        pause = max(_PAUSE_SECONDS, min(spent, _LONGEST_LINGER_SECONDS / 4))
-        waiting = 0
-        while now < deadline and (found := self._engine.run(commits.count_waiting)) > waiting:
-            waiting = found
-            coming = under_way.undecided()
-            until = now + pause
-            while now < until or (now < deadline and coming & under_way.undecided()):
-                clock.sleep(_PAUSE_SECONDS / 4)
-                now = clock.monotonic()
 
     def _cut(self, tails: dict[int, dict[int, int]]) -> Cut:
         names = self._contents.names
@@ -565,15 +430,6 @@ class Transaction:
             self.commit()
         else:
             self._abort_quietly()
-
-
-def _places(batch: Batch) -> set[tuple[Any, ...]]:
-    found: set[tuple[Any, ...]] = {(append.stream, append.segment, append.log) for append in batch.appends}
-    return (
-        found
-        | {(term.stream, term.segments) for term in batch.terms if isinstance(term, NoMatch)}
-        | {(term.stream, term.segment, term.id) for term in batch.terms if isinstance(term, EntityIs)}
-    )
 
 
 def check_id(id: Any) -> str:

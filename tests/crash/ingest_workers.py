@@ -19,7 +19,7 @@ def ingest_folder(channel: Connection, place: Place, spec: str, folder: str, str
     Two more options than `ingest` has: `stage_bytes`, after which a transaction is staged, and `seconds`, which each piece takes.
     """
     failpoints.arm(spec)
-    contents._STAGE_BYTES = options.pop("stage_bytes", contents._STAGE_BYTES)
+    contents.STAGE_BYTES = options.pop("stage_bytes", contents.STAGE_BYTES)
     least = options.pop("seconds", 0.0)
     with place.open() as store:
         channel.send("begun")

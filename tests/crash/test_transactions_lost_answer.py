@@ -15,7 +15,7 @@ import headwater as hw
 from headwater.catalog import commits
 from headwater.catalog.commits import Outcome
 from headwater.catalog.database import NO_NEWS, News, Row, Statement, Tx
-from headwater.catalog.transactions import Batch
+from headwater.gathering import gather
 from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.test_unknown_outcome import Proxy
 from tests.crash.txn_workers import obey_transactions
@@ -275,10 +275,9 @@ def _second_attempt(store: hw.Store, arguments: Any, second: Callable[[], T]) ->
 def test_of_two_attempts_to_commit_one_event_at_the_same_time_the_later_finds_the_first(store: hw.Store) -> None:
     tx = store.transaction()
     tx.write(TWO, "1")
-    batch = tx._contents.gather(tx._id)
-    assert batch is not None
-    again = (tx._id, batch, 30_000_000, 0, "me", 0)
-    assert _second_attempt(store, (tx._id, batch, None, *again[2:5]), lambda: store._engine.run(commits.commit_one, *again)) is None
+    batch = gather(store._engine, store._router, tx._contents, tx._id)
+    again = (tx._id, batch, 30_000_000, "me")
+    assert _second_attempt(store, (tx._id, batch, None, *again[2:]), lambda: store._engine.run(commits.commit_one, *again)) is None
     assert _values(store, TWO) == [b"1"]
 
 
@@ -290,7 +289,7 @@ def test_of_two_attempts_of_one_commit_at_the_same_time_the_later_finds_the_firs
     tx = store.transaction(marker=marker)
     if has_events:
         tx.write(ONE, "1", key="a")
-    arguments = (tx._id, tx._contents.gather(tx._id) or Batch(), tx._marker, 30_000_000, 0, "me")
+    arguments = (tx._id, gather(store._engine, store._router, tx._contents, tx._id), tx._marker, 30_000_000, "me")
     found = _second_attempt(store, arguments, lambda: store._engine.run(commits.commit, *arguments))
     assert found.id == tx._id
     assert _values(store, ONE) == ([b"1"] if has_events else [])

@@ -57,9 +57,7 @@ def commit(
     batch: Batch,
     marker: Marker | None,
     lease_us: int,
-    age_us: int,
     by: str,
-    open_us: int = 0,
     after: int | None = None,
 ) -> Outcome:
     """Commit what is staged together with `batch`. Given again by the same caller (`by`), it answers the same.
@@ -93,7 +91,7 @@ def commit(
             if earlier is None:
                 raise ConflictError(f"transaction {id} holds its marker, and is not committed: the catalog contradicts itself")
             return earlier
-        begin(tx, id, lease_us, age_us, marker, open_us)
+        begin(tx, id, lease_us, marker)
         drop(tx, [id], f"its marker was committed by {repeated.id}")
         return repeated
     batch = with_object(tx, batch)
@@ -104,7 +102,7 @@ def commit(
         tails = {stream: {number: plan.tails[stream, number].tail for number in numbers} for stream, numbers in wanted.items()}
         for stream, rows in zip(looked, answers[len(locks) :], strict=False):
             tails[stream] = {row.number: row.tail for row in map(segments.to_row, rows)} | tails[stream]
-        times = now - open_us, lease_us, now + lease_us - age_us
+        times = now, lease_us, now + lease_us
         outcome = _note_commit(tx, id, tails, _added(batch.appends, [], plan.tails), marker, by, times)
     else:
         if state == OPEN:
@@ -121,7 +119,7 @@ def commit(
 
 
 @operation("database", repeatable=True)
-def commit_one(database: Database, id: str, batch: Batch, lease_us: int, age_us: int, by: str, open_us: int) -> Outcome | None:
+def commit_one(database: Database, id: str, batch: Batch, lease_us: int, by: str) -> Outcome | None:
     """A transaction of one block, to a stream of one segment, that the catalog does not know yet: in one round trip.
 
     None if it is another one, if it is known by now, or if its segment is no longer open.
@@ -141,9 +139,9 @@ def commit_one(database: Database, id: str, batch: Batch, lease_us: int, age_us:
             *add_extent(append),
             (
                 "INSERT INTO txn (id, state, begun_at, lease, expires_at, ended_at, next_ordinal, result) "
-                "VALUES (?, 'committed', now_us() - ?, ?, now_us() + ?, now_us(), 0, "
+                "VALUES (?, 'committed', now_us(), ?, now_us() + ?, now_us(), 0, "
                 "(SELECT ? || CAST(tail AS TEXT) || ? FROM segment WHERE stream = ? AND number = ?))",
-                (id, open_us, lease_us, lease_us - age_us, before, after, *place),
+                (id, lease_us, lease_us, before, after, *place),
             ),
         ],
         "txn.applied",

@@ -49,13 +49,13 @@ class Batch:
 
 
 @operation("commit", repeatable=True)
-def begin(tx: Tx, id: str, lease_us: int, age_us: int, marker: Marker | None, open_us: int = 0) -> bool:
-    """Insert the transaction, which began `open_us` ago and its lease `age_us` ago; False if it is there already."""
+def begin(tx: Tx, id: str, lease_us: int, marker: Marker | None) -> bool:
+    """Insert the transaction, whose lease begins now; False if it is there already."""
     sql = (
         "INSERT INTO txn (id, state, begun_at, lease, expires_at, next_ordinal, marker_owner, marker_sequence, marker_fingerprint) "
-        "VALUES (?, 'open', now_us() - ?, ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id"
+        "VALUES (?, 'open', now_us(), ?, now_us() + ?, 0, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id"
     )
-    return bool(tx.run(sql, (id, open_us, lease_us, lease_us - age_us, *(marker or (None, None, None)))))
+    return bool(tx.run(sql, (id, lease_us, lease_us, *(marker or (None, None, None)))))
 
 
 @operation("commit", repeatable=True)
@@ -221,7 +221,7 @@ def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) ->
 def abort(tx: Tx, id: str, lease_us: int) -> None:
     """Drop all that was staged. Aborting again changes nothing; a committed one raises."""
     # If a commit of it is still under way somewhere, this waits for it; if it never was known, it is now, as aborted.
-    begin(tx, id, lease_us, 0, None)
+    begin(tx, id, lease_us, None)
     state = get_state(tx, id)
     if state == COMMITTED:
         raise _ended(id, state)
