@@ -51,6 +51,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "spark": (),
     "server": (),
     "cli": ("errors", "model", "check", "journal", "ingest", "spark", "server"),
+    "demo": ("model", "check", "spark", "cli"),
     "__main__": ("cli",),
 }
 

@@ -10,7 +10,7 @@ from headwater.cli.app import App
 
 #: By purpose, in the order of the help: command, the module that has it, and what it does.
 COMMANDS = {
-    "demo": ("headwater.cli.demo.command", "See it work: ingest files exactly once while the ingester is killed."),
+    "demo": ("headwater.demo.command", "See it work: ingest files exactly once while the ingester is killed."),
     "create": ("headwater.cli.streams", "Make a stream, and its store if there is none."),
     "list": ("headwater.cli.describe", "List the streams of a store."),
     "describe": ("headwater.cli.describe", "Show what a store holds, or one stream of it."),
