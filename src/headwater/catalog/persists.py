@@ -178,8 +178,8 @@ class JournalLedger(Ledger["JournalTerm"]):
         sequence = entity.sequence if moved is None else moved
         if isinstance(term, EntityMoves) and term.may_repeat and moved is None and term.data is not None and entity.ids == term.data:
             return Refusal(term, "repeated", {"first": sequence - entity.count + 1, "last": sequence})
-        if term.expected == -1 and moved is None and (not sequence or entity.deleted):
-            return Refusal(term, "missing", {"actual": sequence, "deleted": bool(entity.deleted)})
+        if term.expected == -1 and moved is None and (not sequence or sequence < entity.deleted):
+            return Refusal(term, "missing", {"actual": sequence, "deleted": sequence < entity.deleted})
         wanted = term.sequence if isinstance(term, EntityMoves) else term.expected
         if wanted not in (sequence, -1):
             return Refusal(term, "moved", {"actual": sequence})
@@ -227,7 +227,7 @@ class JournalLedger(Ledger["JournalTerm"]):
         entity.recent = f"{entity.recent},{token}" if entity.recent else token
         entity.sequence += term.count
         entity.segment, entity.number = segment, run.end - 1
-        entity.count, entity.ids, entity.deleted, entity.is_changed = term.count, term.data, 0, True
+        entity.count, entity.ids, entity.is_changed = term.count, term.data, True
         for type, place, count in term.types:
             number, before = self._types.get((term.stream, type, segment), (-1, 0))
             self._types[term.stream, type, segment] = max(number, first + place), before + count
@@ -262,7 +262,7 @@ class JournalLedger(Ledger["JournalTerm"]):
             "INSERT INTO entity (stream, id, sequence, low, segment, number, paged, recent, last_count, last_ids) "
             "VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream, id) DO UPDATE SET sequence = excluded.sequence, "
             "segment = excluded.segment, number = excluded.number, paged = excluded.paged, recent = excluded.recent, "
-            "last_count = excluded.last_count, last_ids = excluded.last_ids, deleted = 0",
+            "last_count = excluded.last_count, last_ids = excluded.last_ids",
             [
                 (*key, e.sequence, e.segment, e.number, e.paged, e.recent, e.count, e.ids)
                 for key, e in sorted(self._entities.items(), key=lambda item: item[0])

@@ -326,7 +326,8 @@ CREATE TABLE journal (
 );
 
 -- A journal's entities: where each one's last event is, and, in `recent`, where those after sequence `paged` are: see model/numbers.py.
--- Events below `low` are deleted, as of the journal's deletion `deletion`; `deleted`: all were, with the entity.
+-- Events below `low` are deleted, as of the journal's deletion `deletion`. `deleted` is the first sequence after the entity's last deletion
+-- as a whole: the entity is deleted while `sequence` is below it.
 -- `last_ids` is a hash of the event ids of the last persist, which had `last_count` events.
 CREATE TABLE entity (
     stream BIGINT NOT NULL,
@@ -339,7 +340,7 @@ CREATE TABLE entity (
     recent TEXT NOT NULL,
     last_count BIGINT NOT NULL,
     last_ids BLOB,
-    deleted INTEGER NOT NULL DEFAULT 0,
+    deleted BIGINT NOT NULL DEFAULT 0,
     deletion BIGINT,
     PRIMARY KEY (stream, id)
 ) CLUSTERED;
