@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from headwater.catalog import journals, tags, transactions
+from headwater.catalog import journals, keeps, tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
@@ -328,6 +328,10 @@ def delete_stream(tx: Tx, stream: int) -> None:
     tagged = tags.find_tags_of(tx, stream)
     if tagged:
         raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
+    floors = keeps.find_floors(tx, stream)
+    if floors:
+        names = ", ".join(floor.name for floor in floors)
+        raise ConflictError(f"stream {row.full_name} is kept by the keeps {names}: unkeep them before you delete it")
     tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
     tx.run("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,))
     for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
