@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headwater.catalog.database import Tx
+from headwater.catalog.database import Statement, Tx
 from headwater.catalog.operations import operation
 
 
@@ -25,6 +25,11 @@ class Floor(NamedTuple):
 def find_floors(tx: Tx, stream: int) -> list[Floor]:
     """The floors of a stream, by name."""
     return _load(tx.run("SELECT name, stream, numbers FROM floor WHERE stream = ? ORDER BY name", (stream,)))
+
+
+def named_of(stream: int) -> Statement:
+    """The statement that lists the names of the keeps of a stream."""
+    return "SELECT name FROM floor WHERE stream = ? ORDER BY name", (stream,)
 
 
 def set_floors(tx: Tx, name: str, floors: Mapping[int, Mapping[int, int]]) -> None:

@@ -325,13 +325,11 @@ def delete_stream(tx: Tx, stream: int) -> None:
     row = lock_stream(tx, stream)
     if row.sealed_at is None:
         raise ConflictError(f"stream {row.full_name} is open: seal it before you delete it")
-    tagged = tags.find_tags_of(tx, stream)
+    tagged, kept = ([name for (name,) in rows] for rows in tx.run_all([tags.named_of(stream), keeps.named_of(stream)]))
     if tagged:
         raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
-    floors = keeps.find_floors(tx, stream)
-    if floors:
-        names = ", ".join(floor.name for floor in floors)
-        raise ConflictError(f"stream {row.full_name} is kept by the keeps {names}: unkeep them before you delete it")
+    if kept:
+        raise ConflictError(f"stream {row.full_name} is kept by the keeps {', '.join(kept)}: unkeep them before you delete it")
     tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
     tx.run("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,))
     for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
