@@ -337,7 +337,7 @@ class Store:
         self._router.forget_name(name)
         self._router.forget_stream(deleted)
         self._flusher.forget_stream(deleted)
-        truncation.free_rows(self._engine)
+        truncation.free_deleted(self._engine)
 
     def cut(self, *names: str | Stream) -> Cut:
         """One consistent cut over the tails of all these streams."""

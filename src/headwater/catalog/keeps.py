@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headwater.catalog.database import Statement, Tx
+from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import operation
 
 
@@ -22,9 +22,13 @@ class Floor(NamedTuple):
     numbers: dict[int, int]
 
 
-def find_floors(tx: Tx, stream: int) -> list[Floor]:
-    """The floors of a stream, by name."""
-    return _load(tx.run("SELECT name, stream, numbers FROM floor WHERE stream = ? ORDER BY name", (stream,)))
+def floors_of(stream: int) -> Statement:
+    """The statement that looks up the floors of a stream, by name; `to_floors` takes its rows."""
+    return "SELECT name, stream, numbers FROM floor WHERE stream = ? ORDER BY name", (stream,)
+
+
+def to_floors(rows: Sequence[Row]) -> list[Floor]:
+    return [Floor(name, stream, {int(segment): at for segment, at in json.loads(numbers).items()}) for name, stream, numbers in rows]
 
 
 def named_of(stream: int) -> Statement:
@@ -47,17 +51,10 @@ def list_floors(tx: Tx) -> list[tuple[str, str, Floor]]:
     rows = tx.run(
         "SELECT s.scope, s.name, f.name, f.stream, f.numbers FROM floor f JOIN stream s ON s.id = f.stream ORDER BY f.name, f.stream"
     )
-    return [(scope, name, *_load([floor])) for scope, name, *floor in rows]
+    return [(scope, name, *to_floors([tuple(floor)])) for scope, name, *floor in rows]
 
 
 @operation("commit")
 def delete_keep(tx: Tx, name: str) -> bool:
     """Forget a keep; False if there is none."""
     return bool(tx.run("DELETE FROM floor WHERE name = ? RETURNING name", (name,)))
-
-
-def _load(rows: Sequence[Sequence[object]]) -> list[Floor]:
-    return [
-        Floor(str(name), int(str(stream)), {int(segment): number for segment, number in json.loads(str(numbers)).items()})
-        for name, stream, numbers in rows
-    ]

@@ -330,9 +330,13 @@ def delete_stream(tx: Tx, stream: int) -> None:
         raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
     if kept:
         raise ConflictError(f"stream {row.full_name} is kept by the keeps {', '.join(kept)}: unkeep them before you delete it")
-    tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
-    tx.run("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,))
-    for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
-        tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
-    tx.run("DELETE FROM stream WHERE id = ?", (stream,))
+    tables = ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES)
+    tx.run_all(
+        [
+            ("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,)),
+            ("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,)),
+            *((f"DELETE FROM {table} WHERE stream = ?", (stream,)) for table in tables),
+            ("DELETE FROM stream WHERE id = ?", (stream,)),
+        ]
+    )
     journals.bury_journal(tx, stream)
