@@ -17,6 +17,7 @@ from headwater.catalog.conditions import TailIs
 from headwater.catalog.parts import Append, Term
 from headwater.catalog.positions import ReaderMove
 from headwater.errors import InvalidRequestError, NotFoundError
+from headwater.frames import frame_chunk
 from headwater.journals.journal import Journal
 from headwater.journals.persisting import Condition
 from headwater.journals.staging import JournalContents
@@ -30,7 +31,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
 from headwater.segments.routing import Router
 from headwater.streams.lifecycle import open_stream
-from headwater.writer import EventCheck, batch_chunk
+from headwater.writer import EventCheck
 
 T = TypeVar("T")
 
@@ -132,9 +133,9 @@ class Contents:
         events.keys += (routing_key,)
         events.values += (checked,)
 
-    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None) -> int:
-        """Returns how many events it has."""
-        events, chunk = self._fitting(stream, lambda events: batch_chunk(batch, key, events.stream))
+    def write_batch(self, stream: str, batch: pa.RecordBatch, key: str | None, missing: str | None) -> int:
+        """Add a batch of events; return their number."""
+        events, chunk = self._fitting(stream, lambda events: frame_chunk(batch, key, events.stream, missing))
         if chunk.count:
             events.close_chunk()
             events.chunks.append(chunk)

@@ -11,8 +11,6 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import pyarrow as pa
-
 from headwater.catalog import streams, transactions
 from headwater.catalog.positions import Moves
 from headwater.committing import CommitRequest
@@ -25,6 +23,7 @@ from headwater.errors import (
     TransactionEndedError,
     UnavailableError,
 )
+from headwater.frames import to_batch
 from headwater.model.arguments import MOST, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
@@ -179,11 +178,12 @@ class Transaction:
             self._contents.write(stream, value, key, time)
             self._given += 1
 
-    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None = None) -> None:
-        """Add an Arrow batch of events; `key` names the column with the routing keys."""
+    def write_batch(self, stream: str, frame: Any, key: str | None = None, *, missing: str | None = None) -> None:
+        """Add the rows of a frame, as `Writer.write_batch` takes it; `key` names the column with the routing keys."""
+        batch = to_batch(frame)
         with self._lock:
             self._make_room()
-            self._given += self._contents.write_batch(stream, batch, key)
+            self._given += self._contents.write_batch(stream, batch, key, missing)
 
     def put(self, table: str, key: str, value: bytes, version: int | None = None) -> None:
         """Set a table's entry, at the commit; with `version`, only if it has that one then (`hw.ABSENT`: only if it is missing)."""
