@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
@@ -84,6 +85,13 @@ def list_ids(tx: Tx, stream: int, prefix: str, after: str | None, limit: int) ->
         sql += " AND id > ?"
         values.append(after)
     return [ListedId(*row) for row in tx.run(f"{sql} ORDER BY id LIMIT ?", (*values, limit))]
+
+
+def count_entities(tx: Tx, streams: Sequence[int]) -> dict[int, int]:
+    """The number of entities that are not deleted, of journals that have any."""
+    marks = ", ".join("?" * len(streams))
+    sql = f"SELECT stream, count(*) FROM entity WHERE stream IN ({marks}) AND deleted = 0 AND sequence > 0 GROUP BY stream"
+    return {stream: int(count) for stream, count in tx.run(sql, streams)}
 
 
 class Hidden(NamedTuple):

@@ -277,6 +277,15 @@ CREATE TABLE pin (
 );
 CREATE INDEX pin_by_segment ON pin (stream, segment, until);
 
+-- Floors with a name: of these streams nothing from the cut on goes, in segments that are made later either.
+CREATE TABLE floor (
+    name TEXT NOT NULL,
+    stream BIGINT NOT NULL,
+    numbers TEXT NOT NULL,
+    PRIMARY KEY (name, stream)
+);
+CREATE INDEX floor_by_stream ON floor (stream);
+
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (
     log BIGINT PRIMARY KEY,

@@ -23,6 +23,7 @@ COMMANDS = {
     "seal": ("headwater.cli.streams", "End a stream: it stays readable."),
     "delete": ("headwater.cli.streams", "Delete a sealed stream with all its data."),
     "scaling": ("headwater.cli.scaling", "Show how a stream's segments followed its load, as a heat map."),
+    "journal": ("headwater.cli.journal", "List, read and delete the entities of a journal and their events."),
     "groups": ("headwater.cli.coordinate", "Show reader groups, their lag, and who reads what."),
     "transactions": ("headwater.cli.coordinate", "Show transactions, open and ended."),
     "ingest": ("headwater.cli.ingest", "Store the rows of files in a stream, each once."),
