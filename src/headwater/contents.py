@@ -16,6 +16,7 @@ import pyarrow as pa
 from headwater.catalog.conditions import TailIs
 from headwater.catalog.parts import Append, Term
 from headwater.catalog.positions import ReaderMove
+from headwater.catalog.tables import EntryIs
 from headwater.errors import InvalidRequestError, NotFoundError
 from headwater.frames import frame_chunk
 from headwater.journals.journal import Journal
@@ -146,6 +147,10 @@ class Contents:
         ref = self._ref(table, "table")
         self.tables.setdefault(ref.id, (ref, []))[1].append(change)
         self.room -= len(change.value or b"") + EVENT_OVERHEAD_BYTES
+
+    def require_entry(self, table: str, key: str, version: int) -> None:
+        """Add a condition on a table's entry."""
+        self.terms.append(EntryIs(self._ref(table, "table").id, key, version))
 
     def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
         """Add an update of shared state, which is at `expected` now."""

@@ -195,6 +195,19 @@ class Transaction:
         check_key(key, version)
         self._change_table(table, TableChange(key, None, version))
 
+    def require(self, table: str, key: str, version: int) -> None:
+        """Commit only if a table's entry has this version then (`hw.ABSENT`: is missing). Nothing is changed by that.
+
+        Of two transactions that each require what the other one changes, one commits and the other raises ConditionFailedError.
+        """
+        if version is None:
+            raise InvalidRequestError("require takes the version that the entry must have, or hw.ABSENT")
+        check_key(key, version)
+        with self._lock:
+            self._make_room()
+            self._contents.require_entry(table, key, version)
+            self._given += 1
+
     def _change_table(self, table: str, change: TableChange) -> None:
         with self._lock:
             self._make_room()

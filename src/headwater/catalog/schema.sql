@@ -112,11 +112,13 @@ CREATE TABLE dead_log (
     log BIGINT PRIMARY KEY
 );
 
+-- `first_file`: no later commit of the session names a file of its journal with a lower index.
 CREATE TABLE session (
     id BIGINT PRIMARY KEY,
     live INTEGER NOT NULL,
     last_flush BIGINT NOT NULL,
     last_result TEXT,
+    first_file BIGINT NOT NULL DEFAULT 0,
     renewed_at BIGINT NOT NULL,
     process TEXT NOT NULL
 );
@@ -277,6 +279,15 @@ CREATE TABLE pin (
 );
 CREATE INDEX pin_by_segment ON pin (stream, segment, until);
 
+-- Floors with a name: of these streams nothing from the cut on goes, in segments that are made later either.
+CREATE TABLE floor (
+    name TEXT NOT NULL,
+    stream BIGINT NOT NULL,
+    numbers TEXT NOT NULL,
+    PRIMARY KEY (name, stream)
+);
+CREATE INDEX floor_by_stream ON floor (stream);
+
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (
     log BIGINT PRIMARY KEY,
@@ -317,12 +328,15 @@ CREATE TABLE scale_event (
     PRIMARY KEY (stream, epoch)
 );
 
--- A journal's index. It is `ready`, `building`: to be made anew from the events, or `dead`: its stream was deleted, and its rows go in
--- slices. `deletions` counts the changes of entities' `low`.
+-- A journal's index. It is `ready`, `building`: upkeep makes it anew from the events, or `dead`: its stream was deleted, and its rows go
+-- in slices. `deletions` counts the changes of entities' `low`. `builds` counts the rebuilds; `build` is the progress of the last one, and
+-- until its end, old rows of entities have the negative id of the stream: see rebuilds.py.
 CREATE TABLE journal (
     stream BIGINT PRIMARY KEY,
     state TEXT NOT NULL,
-    deletions BIGINT NOT NULL
+    deletions BIGINT NOT NULL,
+    builds BIGINT NOT NULL,
+    build TEXT
 );
 
 -- A journal's entities: where each one's last event is, and, in `recent`, where those after sequence `paged` are: see model/numbers.py.

@@ -23,9 +23,7 @@ from headwater.segments.lanes import StreamRef
 KINDS = ("events", "bytes")
 #: Streams that others are made of: a table's changes, a revisioned stream, a journal's events.
 INNER_KINDS = ("table", "revisioned", "journal")
-
-
-#: Streams that have keys, and so many segments; they are read as events.
+#: Kinds that have routing keys, and so many segments; every API that reads events reads them.
 SCALED_KINDS = ("events", "journal")
 
 
@@ -170,6 +168,8 @@ def update_stream(
     row = current_row(engine, stream)
     if scaling is not None and scaling != Scaling.fixed(1) and row.kind not in SCALED_KINDS:
         raise InvalidRequestError(f"{stream.name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
+    if row.kind == "journal" and (retention not in (None, Retention.forever()) or schema is not None):
+        raise InvalidRequestError(f"{stream.name} is a journal: it keeps all its events, and its columns are those of every journal")
     new_schema = None
     if schema is not None:
         if row.kind == "bytes":
