@@ -53,6 +53,10 @@ class _Entity:
         self.deleted = deleted
         self.is_changed = False
 
+    def may_have(self, segment: int, least: int) -> bool:
+        """Whether one of its events may have a number of a segment from `least` on. Before a split or a merge it had others."""
+        return self.number >= least if segment == self.segment else segment < self.segment and least < _MOST
+
 
 class _Tag:
     """A tag in one segment while a commit is worked out."""
@@ -192,12 +196,13 @@ class JournalLedger(Ledger["JournalTerm"]):
         groups = [[self._last.get((term.stream, TAG, tag), {})] for tag in term.tags]
         if term.types:
             groups.append([self._last.get((term.stream, TYPE, type), {}) for type in term.types])
-        if term.ids:
-            entities = [self._entities.get((term.stream, id)) for id in term.ids]
-            groups.append([{entity.segment: entity.number} for entity in entities if entity is not None])
+        entities = [entity for id in term.ids if (entity := self._entities.get((term.stream, id))) is not None]
+        places = {segment for lasts in groups[0] for segment in lasts} if groups else {entity.segment for entity in entities}
         # A match is one event, so all that it must have has a number in one segment.
-        for segment in {segment for lasts in groups[0] for segment in lasts}:
+        for segment in places:
             least = after.get(segment, 0 if segment > term.floor and segment not in term.done else _MOST)
+            if term.ids and not any(entity.may_have(segment, least) for entity in entities):
+                continue
             if all(any(last.get(segment, -1) >= least for last in lasts) for lasts in groups):
                 return True
         return False

@@ -114,11 +114,13 @@ CREATE TABLE dead_log (
     log BIGINT PRIMARY KEY
 );
 
+-- `first_file`: no later commit of the session names a file of its journal with a lower index.
 CREATE TABLE session (
     id BIGINT PRIMARY KEY,
     live INTEGER NOT NULL,
     last_flush BIGINT NOT NULL,
     last_result TEXT,
+    first_file BIGINT NOT NULL DEFAULT 0,
     renewed_at BIGINT NOT NULL,
     process TEXT NOT NULL
 );
