@@ -271,7 +271,7 @@ class Stream:
         return self._refresh()
 
     def _check_read(self) -> None:
-        if self._ref.kind != "journal":
+        if self._ref.kind not in lifecycle.SCALED_KINDS:
             self._check_kind("events")
 
     def _check_writable(self) -> StreamRef:

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segments",),
     ("streams",),
     (
+        "frames",
         "lanewriter",
         "writer",
         "contents",
@@ -51,6 +52,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "spark": (),
     "server": (),
     "cli": ("errors", "model", "check", "journal", "ingest", "spark", "server"),
+    "demo": ("model", "check", "spark", "cli"),
     "__main__": ("cli",),
 }
 

@@ -21,9 +21,7 @@ from headwater.segments.lanes import StreamRef
 KINDS = ("events", "bytes")
 #: Streams that others are made of: a table's changes, a revisioned stream, a journal's events.
 INNER_KINDS = ("table", "revisioned", "journal")
-
-
-#: Streams that have keys, and so many segments; they are read as events.
+#: Kinds that have routing keys, and so many segments; every API that reads events reads them.
 SCALED_KINDS = ("events", "journal")
 
 
