@@ -161,10 +161,13 @@ class Stream:
         except NotFoundError:
             raise lifecycle.deleted(self._ref) from None
 
-    def truncate(self, cut: Cut) -> None:
-        """Make everything before the cut unreadable, for good."""
+    def truncate(self, cut: Cut, force: bool = False) -> None:
+        """Make everything before the cut unreadable, for good.
+
+        A journal needs `force`: its entities lose events. Upkeep rebuilds its index; until then persist and replay raise UnavailableError.
+        """
         cuts.check_cut(cut)
-        truncation.truncate(self._store._engine, self._ref, cut)
+        truncation.truncate(self._store._engine, self._ref, cut, force=check_flag(force, "force"))
 
     def fork(self, new_name: str, at: Place = None) -> Stream:
         """A new stream that begins with what is readable of this one before `at` (its tail), without a copy of the bytes.

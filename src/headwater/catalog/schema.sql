@@ -328,12 +328,15 @@ CREATE TABLE scale_event (
     PRIMARY KEY (stream, epoch)
 );
 
--- A journal's index. It is `ready`, `building`: to be made anew from the events, or `dead`: its stream was deleted, and its rows go in
--- slices. `deletions` counts the changes of entities' `low`.
+-- A journal's index. It is `ready`, `building`: upkeep makes it anew from the events, or `dead`: its stream was deleted, and its rows go
+-- in slices. `deletions` counts the changes of entities' `low`. `builds` counts the rebuilds; `build` is the progress of the last one, and
+-- until its end, old rows of entities have the negative id of the stream: see rebuilds.py.
 CREATE TABLE journal (
     stream BIGINT PRIMARY KEY,
     state TEXT NOT NULL,
-    deletions BIGINT NOT NULL
+    deletions BIGINT NOT NULL,
+    builds BIGINT NOT NULL,
+    build TEXT
 );
 
 -- A journal's entities: where each one's last event is, and, in `recent`, where those after sequence `paged` are: see model/numbers.py.

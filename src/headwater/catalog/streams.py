@@ -89,7 +89,7 @@ def create_stream(
     _insert_labels(tx, stream, labels)
     insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
     if kind == "journal":
-        journals.insert_journal(tx, stream, journals.READY)
+        journals.insert_journal(tx, stream)
     return get_stream(tx, stream)
 
 
@@ -116,10 +116,7 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     tx.run(
         "INSERT INTO stream_schema (stream, version, arrow) SELECT ?, version, arrow FROM stream_schema WHERE stream = ?", (stream, parent)
     )
-    found = get_stream(tx, stream)
-    if found.kind == "journal":
-        journals.insert_journal(tx, stream, journals.BUILDING)
-    return found
+    return get_stream(tx, stream)
 
 
 @operation("statement", right=Right("read", "stream"))

@@ -155,7 +155,7 @@ class Journal:
 
     def _check_ready(self, state: str) -> None:
         if state != READY:
-            raise UnavailableError(f"the index of the journal {self.name} is being built: repeat the call")
+            raise UnavailableError(f"the index of the journal {self.name} is being rebuilt by upkeep: repeat the call")
 
     def _is_ready(self) -> bool:
         return self._engine.run(journals.find_state, self._ref.id) == READY

@@ -134,6 +134,8 @@ def update_stream(
     row = current_row(engine, stream)
     if scaling is not None and scaling != Scaling.fixed(1) and row.kind not in SCALED_KINDS:
         raise InvalidRequestError(f"{stream.name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
+    if row.kind == "journal" and (retention not in (None, Retention.forever()) or schema is not None):
+        raise InvalidRequestError(f"{stream.name} is a journal: it keeps all its events, and its columns are those of every journal")
     new_schema = None
     if schema is not None:
         if row.kind == "bytes":
