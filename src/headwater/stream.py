@@ -21,8 +21,8 @@ from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
 from headwater.model.scaling_history import ScalingHistory
+from headwater.segments.batches import Batch, Columns, check_columns
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Batch, Columns, check_columns
 from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
 from headwater.streams.cuts import Place, Range
 from headwater.tables import check_key
@@ -79,7 +79,7 @@ class Stream:
         """The stream with its present schema."""
         row = self._row()
         if row.schema_version != self._ref.schema_version:
-            self._ref = lifecycle.stream_ref(self._store._engine, row)
+            self._ref = self._store._engine.stream_ref(row)
         return self._ref
 
     @property
