@@ -30,7 +30,7 @@ RESCALED = "rescaled"
 class _Entity:
     """An entity while a commit is worked out."""
 
-    __slots__ = ("count", "deleted", "ids", "is_changed", "number", "paged", "recent", "segment", "sequence")
+    __slots__ = ("count", "deleted", "ids", "is_changed", "low", "number", "paged", "recent", "segment", "sequence")
 
     def __init__(
         self,
@@ -42,8 +42,11 @@ class _Entity:
         count: int = 0,
         ids: bytes | None = None,
         deleted: int = 0,
+        low: int = 1,
     ) -> None:
         self.sequence = sequence
+        #: Of a new entity: the row of another one keeps its own.
+        self.low = low
         self.segment = segment
         self.number = number
         self.paged = paged
@@ -52,6 +55,10 @@ class _Entity:
         self.ids = ids
         self.deleted = deleted
         self.is_changed = False
+
+    def may_have(self, segment: int, least: int) -> bool:
+        """Whether one of its events may have a number of a segment from `least` on. Before a split or a merge it had others."""
+        return self.number >= least if segment == self.segment else segment < self.segment and least < _MOST
 
 
 class _Tag:
@@ -192,12 +199,13 @@ class JournalLedger(Ledger["JournalTerm"]):
         groups = [[self._last.get((term.stream, TAG, tag), {})] for tag in term.tags]
         if term.types:
             groups.append([self._last.get((term.stream, TYPE, type), {}) for type in term.types])
-        if term.ids:
-            entities = [self._entities.get((term.stream, id)) for id in term.ids]
-            groups.append([{entity.segment: entity.number} for entity in entities if entity is not None])
+        entities = [entity for id in term.ids if (entity := self._entities.get((term.stream, id))) is not None]
+        places = {segment for lasts in groups[0] for segment in lasts} if groups else {entity.segment for entity in entities}
         # A match is one event, so all that it must have has a number in one segment.
-        for segment in {segment for lasts in groups[0] for segment in lasts}:
+        for segment in places:
             least = after.get(segment, 0 if segment > term.floor and segment not in term.done else _MOST)
+            if term.ids and not any(entity.may_have(segment, least) for entity in entities):
+                continue
             if all(any(last.get(segment, -1) >= least for last in lasts) for lasts in groups):
                 return True
         return False
@@ -208,12 +216,23 @@ class JournalLedger(Ledger["JournalTerm"]):
         """The tails of the journal's open segments right after the part: those that the commit found, with its parts so far."""
         for term, _, segment, first in placed:
             if isinstance(term, EntityMoves):
-                self._move(term, segment, first + term.place)
+                self.move(term, segment, first + term.place)
         stream = placed[-1].term.stream
         known = ((number, self.tails.get((stream, number)), tail) for number, tail in self._open[stream].items())
         return {number: tail if held is None else held.tail for number, held, tail in known}
 
-    def _move(self, term: EntityMoves, segment: int, first: int) -> None:
+    def prepare(self, term: EntityMoves) -> bool:
+        """Let an entity be at the sequence that a term moves it from, even if events before are gone; False if it is past that."""
+        entity = self._entities.setdefault((term.stream, term.id), _Entity(term.sequence, paged=term.sequence, low=term.sequence + 1))
+        if entity.sequence >= term.sequence:
+            return entity.sequence == term.sequence
+        if entity.recent:
+            self._entity_pages.append((term.stream, term.id, entity.paged + 1, entity.recent))
+        entity.sequence, entity.paged, entity.recent = term.sequence, term.sequence, ""
+        return True
+
+    def move(self, term: EntityMoves, segment: int, first: int) -> None:
+        """Index the events of a term where they are, which is after all others of their entity and their tags."""
         key = term.stream, term.id
         entity = self._entities.get(key)
         if entity is None:
@@ -260,11 +279,11 @@ class JournalLedger(Ledger["JournalTerm"]):
         """Write what changed, with one statement for each kind of row."""
         tx.defer(
             "INSERT INTO entity (stream, id, sequence, low, segment, number, paged, recent, last_count, last_ids) "
-            "VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream, id) DO UPDATE SET sequence = excluded.sequence, "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream, id) DO UPDATE SET sequence = excluded.sequence, "
             "segment = excluded.segment, number = excluded.number, paged = excluded.paged, recent = excluded.recent, "
             "last_count = excluded.last_count, last_ids = excluded.last_ids",
             [
-                (*key, e.sequence, e.segment, e.number, e.paged, e.recent, e.count, e.ids)
+                (*key, e.sequence, e.low, e.segment, e.number, e.paged, e.recent, e.count, e.ids)
                 for key, e in sorted(self._entities.items(), key=lambda item: item[0])
                 if e.is_changed
             ],
@@ -408,7 +427,7 @@ JournalTerm: TypeAlias = EntityMoves | EntityIs | NoMatch
 
 def _entity_error(name: str, id: str, expected: int | None, refused: Refused) -> HeadwaterError:
     if refused.reason == "building":
-        return UnavailableError(f"the index of the journal {name} is being built: repeat the call")
+        return UnavailableError(f"the index of the journal {name} is being rebuilt by upkeep: repeat the call")
     if refused.reason == "gone":
         return NotFoundError(f"the journal {name} was deleted")
     if refused.reason == RESCALED:
