@@ -49,8 +49,8 @@ def open_streams(options: SourceOptions) -> tuple[Store, list[Stream]]:
     store = patiently(options.address.open)
     streams = [store.stream(name) for name in options.streams]
     for stream in streams:
-        if stream.kind != "events":
-            raise InvalidRequestError(f"{stream.name} is of kind {stream.kind!r}: Spark reads streams of events")
+        if stream.kind == "bytes":
+            raise InvalidRequestError(f"{stream.name} is a stream of bytes: Spark reads events")
     return store, streams
 
 
