@@ -49,8 +49,9 @@ EDGES: dict[str, tuple[str, ...]] = {
     "journal": (),
     "ingest": ("errors", "model"),
     "spark": (),
+    "pipelines": ("spark",),
     "server": (),
-    "cli": ("errors", "model", "check", "journal", "ingest", "spark", "server"),
+    "cli": ("errors", "model", "check", "journal", "ingest", "spark", "pipelines", "server"),
     "__main__": ("cli",),
 }
 

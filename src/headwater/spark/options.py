@@ -27,7 +27,7 @@ _SOURCE = _PLACE | {
     "headwater.ranges",
 }
 #: How `headwater.spark.transaction` has the sink stage rows for it.
-_INNER = {"headwater.into", "headwater.label", "headwater.report"}
+_INNER = {"headwater.into", "headwater.label", "headwater.report", "headwater.require"}
 _SINK = _PLACE | _INNER | {"key", "time", "table", "stream_column", "create", "segments", "lease", "on_rollback", "fingerprint"}
 #: What Spark itself adds.
 _SPARKS_OWN = {"checkpointlocation", "queryname", "outputmode"}
@@ -73,6 +73,8 @@ class SinkOptions:
     label: str | None = None
     into: str | None = None
     report: str | None = None
+    #: (table, key, version): a commit is refused unless the entry is at that version.
+    require: tuple[str, str, int] | None = None
 
     @property
     def target(self) -> str:
@@ -134,6 +136,7 @@ def read_sink_options(options: Mapping[str, str]) -> SinkOptions:
         options.get("headwater.label"),
         options.get("headwater.into"),
         options.get("headwater.report"),
+        tuple(json.loads(options["headwater.require"])) if options.get("headwater.require") else None,
     )
 
 
