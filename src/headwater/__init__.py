@@ -25,7 +25,7 @@ from headwater.journals.persisting import Persisted
 from headwater.journals.queries import Query
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
-from headwater.model.markers import Marker
+from headwater.model.markers import CommittedMarker, Look, Marker
 from headwater.model.matches import EXISTS, Match
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Position, Segment
@@ -51,6 +51,7 @@ __all__ = [
     "ByteWriter",
     "ChunkRange",
     "Commit",
+    "CommittedMarker",
     "ConditionFailedError",
     "ConflictError",
     "CorruptDataError",
@@ -65,6 +66,7 @@ __all__ = [
     "InvalidRequestError",
     "Journal",
     "Lag",
+    "Look",
     "Marker",
     "Match",
     "Metrics",

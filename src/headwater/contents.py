@@ -16,7 +16,9 @@ import pyarrow as pa
 from headwater.catalog.conditions import TailIs
 from headwater.catalog.parts import Append, Term
 from headwater.catalog.positions import ReaderMove
+from headwater.catalog.tables import EntryIs
 from headwater.errors import InvalidRequestError, NotFoundError
+from headwater.frames import frame_chunk
 from headwater.journals.journal import Journal
 from headwater.journals.persisting import Condition
 from headwater.journals.staging import JournalContents
@@ -30,7 +32,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
 from headwater.segments.routing import Router
 from headwater.streams.lifecycle import open_stream
-from headwater.writer import EventCheck, batch_chunk
+from headwater.writer import EventCheck
 
 T = TypeVar("T")
 
@@ -132,9 +134,9 @@ class Contents:
         events.keys += (routing_key,)
         events.values += (checked,)
 
-    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None) -> int:
-        """Returns how many events it has."""
-        events, chunk = self._fitting(stream, lambda events: batch_chunk(batch, key, events.stream))
+    def write_batch(self, stream: str, batch: pa.RecordBatch, key: str | None, missing: str | None) -> int:
+        """Add a batch of events; return their number."""
+        events, chunk = self._fitting(stream, lambda events: frame_chunk(batch, key, events.stream, missing))
         if chunk.count:
             events.close_chunk()
             events.chunks.append(chunk)
@@ -145,6 +147,10 @@ class Contents:
         ref = self._ref(table, "table")
         self.tables.setdefault(ref.id, (ref, []))[1].append(change)
         self.room -= len(change.value or b"") + EVENT_OVERHEAD_BYTES
+
+    def require_entry(self, table: str, key: str, version: int) -> None:
+        """Add a condition on a table's entry."""
+        self.terms.append(EntryIs(self._ref(table, "table").id, key, version))
 
     def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
         """Add an update of shared state, which is at `expected` now."""

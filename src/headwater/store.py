@@ -27,9 +27,9 @@ from headwater.catalog.sqlite import SqliteDatabase
 from headwater.committing import Committer
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.journals.journal import Journal
-from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, shown
+from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, items_of, shown
 from headwater.model.cuts import Cut
-from headwater.model.markers import Marker
+from headwater.model.markers import Look, Marker
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.records import JOURNAL_SCHEMA
@@ -46,7 +46,7 @@ from headwater.segments.tiering import ChunkJob, MadeChunk, Moved
 from headwater.storage import Storage, make_directory, open_storage, parse_file_url
 from headwater.storage.layout import IDENTITY_KEY
 from headwater.stream import Stream
-from headwater.streams import cuts, forks, lifecycle, steps, truncation
+from headwater.streams import cuts, forks, keeps, lifecycle, steps, truncation
 from headwater.streams.autoscaling import ScalingReport, scale_streams
 from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
@@ -337,7 +337,7 @@ class Store:
         self._router.forget_name(name)
         self._router.forget_stream(deleted)
         self._flusher.forget_stream(deleted)
-        truncation.free_rows(self._engine)
+        truncation.free_deleted(self._engine)
 
     def cut(self, *names: str | Stream) -> Cut:
         """One consistent cut over the tails of all these streams."""
@@ -380,6 +380,32 @@ class Store:
             if found != cut or left <= 0:
                 return found
             self._engine.changes.wait(seen, left)
+
+    def look(self, streams: Collection[str | Stream] = (), markers: Collection[str] = ()) -> Look:
+        """Look at the tails of streams and at the last markers of owners in the same moment.
+
+        What a marker's commit wrote lies before the cut, and so does everything that was committed before the look.
+        """
+        for owner in items_of(markers, "markers", "owners"):
+            check_owner(owner)
+        refs = [each._ref if isinstance(each, Stream) else lifecycle.open_stream(self._engine, parse_stream_name(each)) for each in streams]
+        return cuts.look(self._engine, refs, list(markers))
+
+    def keep_from(self, name: str, cut: Cut) -> None:
+        """Keep everything of the cut's streams from the cut on, in segments that are made later too, until `unkeep`.
+
+        Truncating a stream past the cut and deleting the stream raise ConflictError; retention stops at the cut. A keep of this name
+        moves to the new cut. TruncatedError if the cut lies before the head.
+        """
+        keeps.keep_from(self._engine, name, cut)
+
+    def kept(self) -> dict[str, Cut]:
+        """The cut of every keep, by the keep's name."""
+        return keeps.list_keeps(self._engine)
+
+    def unkeep(self, name: str) -> None:
+        """Forget a keep; what only it kept may go from now on."""
+        keeps.unkeep(self._engine, name)
 
     def tag(self, name: str, cut: Cut) -> None:
         """Name a cut: what is readable before it now stays so, also after a truncation. AlreadyExistsError if the name is taken."""

@@ -11,8 +11,6 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import pyarrow as pa
-
 from headwater.catalog import streams, transactions
 from headwater.catalog.positions import Moves
 from headwater.committing import CommitRequest
@@ -25,6 +23,7 @@ from headwater.errors import (
     TransactionEndedError,
     UnavailableError,
 )
+from headwater.frames import to_batch
 from headwater.model.arguments import MOST, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
@@ -179,11 +178,12 @@ class Transaction:
             self._contents.write(stream, value, key, time)
             self._given += 1
 
-    def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table, key: str | None = None) -> None:
-        """Add an Arrow batch of events; `key` names the column with the routing keys."""
+    def write_batch(self, stream: str, frame: Any, key: str | None = None, *, missing: str | None = None) -> None:
+        """Add the rows of a frame, as `Writer.write_batch` takes it; `key` names the column with the routing keys."""
+        batch = to_batch(frame)
         with self._lock:
             self._make_room()
-            self._given += self._contents.write_batch(stream, batch, key)
+            self._given += self._contents.write_batch(stream, batch, key, missing)
 
     def put(self, table: str, key: str, value: bytes, version: int | None = None) -> None:
         """Set a table's entry, at the commit; with `version`, only if it has that one then (`hw.ABSENT`: only if it is missing)."""
@@ -194,6 +194,19 @@ class Transaction:
         """Remove a table's entry, at the commit."""
         check_key(key, version)
         self._change_table(table, TableChange(key, None, version))
+
+    def require(self, table: str, key: str, version: int) -> None:
+        """Commit only if a table's entry has this version then (`hw.ABSENT`: is missing). Nothing is changed by that.
+
+        Of two transactions that each require what the other one changes, one commits and the other raises ConditionFailedError.
+        """
+        if version is None:
+            raise InvalidRequestError("require takes the version that the entry must have, or hw.ABSENT")
+        check_key(key, version)
+        with self._lock:
+            self._make_room()
+            self._contents.require_entry(table, key, version)
+            self._given += 1
 
     def _change_table(self, table: str, change: TableChange) -> None:
         with self._lock:

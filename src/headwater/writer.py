@@ -10,19 +10,16 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
-
 from headwater.batch import SegmentRange
 from headwater.catalog import streams, watermarks
 from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.frames import counted_bytes, frame_chunk, to_batch
 from headwater.lanewriter import LaneWriter
-from headwater.model.arguments import MOST, check_seconds, check_time, check_whole, shown
-from headwater.model.columns import check_nested_nulls, check_values, data_bytes, largest_row, plain_column
-from headwater.model.keys import key_bytes, key_column
+from headwater.model.arguments import MOST, check_seconds, check_time, check_whole
+from headwater.model.keys import key_bytes
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES, NOTE_SECONDS
 from headwater.model.positions import Position
 from headwater.model.rows import RowCheck, row_size
-from headwater.model.schemas import TIME, check_batch_schema
 from headwater.runtime import clock
 from headwater.segments.block import Chunk
 from headwater.segments.flush import Flusher
@@ -224,16 +221,18 @@ class Writer(LaneWriter):
             return self._lane.given_number + 1
         return check_whole(number, "a source number", 1, MOST)
 
-    def write_batch(self, batch: pa.RecordBatch | pa.Table, key: str | None = None, *, number: int | None = None) -> Ack:
-        """Give an Arrow batch to be stored; up to 64 MiB of it are stored whole or not at all.
+    def write_batch(self, frame: Any, key: str | None = None, *, number: int | None = None, missing: str | None = None) -> Ack:
+        """Write the rows of a frame: a pyarrow, pandas, Polars, DuckDB or nanoarrow object, or any other that exports Arrow data.
 
-        `key` names the column with the routing keys; a column `_time` is event time. A named writer's batch has one number as a whole.
+        Match columns by name, and cast them if no value changes. A missing column is an error; with `missing="null"`, a nullable one is
+        filled with nulls. `key` names the column with the routing keys; a column `_time` is event time. Up to 64 MiB are stored whole or
+        not at all. A named writer's batch has one number as a whole.
         """
         self._check_open()
         if number is not None and not self._named:
             raise InvalidRequestError("only a named writer takes numbers: open it with stream.writer(id)")
         try:
-            chunk = batch_chunk(batch, key, self._stream)
+            chunk = frame_chunk(to_batch(frame), key, self._stream, missing)
         except InvalidRequestError as error:
             raise self._explained(error) from error.__cause__
         total = int(chunk.columns.nbytes)
@@ -241,7 +240,7 @@ class Writer(LaneWriter):
         if chunk.count == 0:
             return _batch_ack(None, list) if number is None else self._write_empty(number)
         # By its data: `size` counts what it takes in memory and in the catalog besides.
-        if (data := _batch_bytes(chunk, total)) > BATCH_BYTES:
+        if (data := counted_bytes(chunk, total)) > BATCH_BYTES:
             if self._named:
                 limit = f"a named writer stores a batch whole, up to {BATCH_BYTES:,}: give it in smaller ones"
                 raise InvalidRequestError(f"this batch has {data:,} bytes; {limit}")
@@ -342,72 +341,4 @@ def _opaque_bytes(value: Any) -> bytes:
     raise InvalidRequestError(f"an event of a stream without a schema is bytes or str, not {type(value).__name__}")
 
 
-def batch_chunk(batch: Any, key: str | None, stream: StreamRef) -> Chunk:
-    """A user's batch as the stream's columns, keys and times. InvalidRequestError if it does not fit."""
-    if not isinstance(batch, pa.RecordBatch | pa.Table):
-        raise InvalidRequestError(f"write_batch takes a pyarrow.RecordBatch or Table, not {type(batch).__name__}")
-    try:
-        batch.validate()
-    except pa.ArrowInvalid as error:
-        raise InvalidRequestError(f"this batch is not valid as Arrow data: {error}") from error
-    if isinstance(batch, pa.Table):
-        try:
-            batches = batch.combine_chunks().to_batches()
-            batch = pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=batch.schema)
-        except pa.ArrowException as error:
-            raise InvalidRequestError(f"this table is too large for one batch ({error}): give its parts, table.to_batches()") from error
-    names = batch.schema.names
-    if len(set(names)) < len(names):
-        raise InvalidRequestError(f"this batch has a column twice: {names}")
-    keys = times = None
-    if key is not None:
-        if not isinstance(key, str) or key not in names:
-            raise InvalidRequestError(f"the batch has no column {shown(key)} for the routing key; it has {', '.join(names)}")
-        keys = key_column(batch.column(key), key)
-    elif "_key" in names:
-        keys = key_column(batch.column("_key"), "_key")
-    if "_time" in names:
-        column = batch.column("_time")
-        if not pa.types.is_timestamp(column.type) or column.type.tz is None:
-            raise InvalidRequestError(f"the column _time is a timestamp with a zone, not {column.type}")
-        try:
-            times = column.cast(TIME)
-        except pa.ArrowException as error:
-            raise InvalidRequestError(f"the column _time can't be stored in microseconds: {error}") from error
-        check_values("_time", times)
-    aside = {"_time", "_key"} | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
-    rest = batch.select([name for name in names if name not in aside])
-    check_batch_schema(rest.schema, stream.schema)
-    columns = [_column(rest, field) for field in stream.schema]
-    # Only a batch that is large as a whole can hold an event that is too large.
-    if sum(column.nbytes for column in columns) > EVENT_BYTES and (largest := largest_row(columns)) > EVENT_BYTES:
-        raise InvalidRequestError(f"an event of this batch has {largest:,} bytes; an event may have {EVENT_BYTES:,}")
-    return Chunk(pa.RecordBatch.from_arrays(columns, schema=stream.schema), keys, times)
-
-
-def _batch_bytes(chunk: Chunk, total: int) -> int:
-    """What counts of a batch: its values, as for single events. Offsets and nulls count only where they are more than a batch may have."""
-    return min(total, data_bytes(chunk.columns.columns)) if BATCH_BYTES < total <= 2 * BATCH_BYTES else total
-
-
-def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    index = batch.schema.get_field_index(field.name)
-    if index < 0:
-        return pa.nulls(batch.num_rows, field.type)
-    column = batch.column(index)
-    if not column.type.equals(field.type):
-        try:
-            if pa.types.is_nested(column.type):
-                column.validate(full=True)
-            column = plain_column(column).cast(field.type)
-        except pa.ArrowException as error:
-            raise InvalidRequestError(f"column {field.name!r} can't be stored as {field.type}: {error}") from error
-    # Only now: a dictionary may have nulls too.
-    if column.null_count and not field.nullable:
-        raise InvalidRequestError(f"column {field.name!r} has {column.null_count} nulls, and is not nullable")
-    check_values(field.name, column)
-    check_nested_nulls(field.name, column)
-    return column
-
-
-__all__ = ["Ack", "EventCheck", "Position", "Writer", "batch_chunk"]
+__all__ = ["Ack", "EventCheck", "Position", "Writer"]

@@ -430,8 +430,8 @@ def test_text_that_is_not_utf_8_is_refused(store: hw.Store) -> None:
                 ("s", pa.StructArray.from_arrays([bad], ["x"])),
             ):
                 with pytest.raises(hw.InvalidRequestError, match=f"column '{name}.*Invalid UTF8 sequence"):
-                    writer.write_batch(pa.table({name: column}))
-                writer.write_batch(pa.table({name: column.slice(0, 1)}))
+                    writer.write_batch(pa.table({name: column}), missing="null")
+                writer.write_batch(pa.table({name: column.slice(0, 1)}), missing="null")
             with pytest.raises(hw.InvalidRequestError, match="column 'c'"):
                 writer.write({"c": "\ud800"})
         assert len(list(stream.read())) == 5
@@ -449,10 +449,10 @@ def test_columns_that_are_not_valid_as_arrow_data_are_refused(store: hw.Store) -
     with opaque.writer() as writer, typed.writer() as typed_writer:
         for give, table, said in (
             (writer.write_batch, pa.table({"value": crossed}), "column 'value'.*offset"),
-            (typed_writer.write_batch, pa.table({"l": lists}), "column 'l'.*offset"),
-            (typed_writer.write_batch, pa.table({"l": lists.slice(1)}), "column 'l'.*offset"),
-            (typed_writer.write_batch, pa.table({"d": digits}), "column 'd'.*precision"),
-            (typed_writer.write_batch, pa.table({"s": indices}), "column 's'.*out of bounds"),
+            (partial(typed_writer.write_batch, missing="null"), pa.table({"l": lists}), "column 'l'.*offset"),
+            (partial(typed_writer.write_batch, missing="null"), pa.table({"l": lists.slice(1)}), "column 'l'.*offset"),
+            (partial(typed_writer.write_batch, missing="null"), pa.table({"d": digits}), "column 'd'.*precision"),
+            (partial(typed_writer.write_batch, missing="null"), pa.table({"s": indices}), "column 's'.*out of bounds"),
         ):
             with pytest.raises(hw.InvalidRequestError, match=said):
                 give(table)
@@ -466,7 +466,7 @@ def test_the_nulls_of_a_dictionary_are_refused_where_there_may_be_none(store: hw
     stream = store.create_stream("a/x", schema=pa.schema([pa.field("s", pa.string(), nullable=False)]))
     column = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))
     with stream.writer() as writer, pytest.raises(hw.InvalidRequestError, match="column 's' has 1 nulls, and is not nullable"):
-        writer.write_batch(pa.table({"s": column}))
+        writer.write_batch(pa.table({"s": column}), missing="null")
 
 
 # What goes into the catalog.

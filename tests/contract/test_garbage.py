@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import headwater as hw
@@ -17,11 +20,11 @@ from headwater.catalog import objects, sessions
 from headwater.check import check_store
 from headwater.model.limits import GARBAGE_SECONDS
 from headwater.runtime import failpoints
+from headwater.segments import pending
 from headwater.storage import layout
 from headwater.storage.journal import FileJournal
 from headwater.streams import garbage
-from headwater.streams.garbage import KEPT_JOURNALS
-from tests.crash.processes import Crew, Place
+from tests.crash.processes import Crew, Place, wait_until
 from tests.crash.workers import obey
 from tests.operations import fence_all, intercept
 
@@ -110,9 +113,9 @@ def test_a_deleted_stream_frees_its_space_and_its_rows(store: hw.Store) -> None:
     assert rows(store) == dict.fromkeys(TABLES, 0)
 
 
-def test_the_journal_is_trimmed_behind_tiering_and_the_file_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_trimmed_after_tiering_and_the_file_in_use_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileJournal.__init__, "__kwdefaults__", {"file_bytes": 300_000})
-    with hw.open(tmp_path / "store", upkeep=False) as store:
+    with place.open(create=True) as store:
         stream = store.create_stream("g/x")
         with stream.writer() as writer:
             for number in range(20):
@@ -121,39 +124,138 @@ def test_the_journal_is_trimmed_behind_tiering_and_the_file_in_use_stays(tmp_pat
             journals = [row[0] for row in store._engine.database.query("SELECT key FROM object ORDER BY key")]
             report = store.run_upkeep()
             left = [key for key in stored(store) if key in journals]
-            assert left == journals[-KEPT_JOURNALS:], "the newest ones may still be written to"
-            assert report.objects_deleted == len(journals) - KEPT_JOURNALS > 0
+            assert left == journals[-1:], "the file in use"
+            assert report.objects_deleted == len(journals) - 1 > 0
             for number in range(20, 40):
                 writer.write(b"%d|" % number + LARGE).result()
             store.run_upkeep()
         assert values(stream) == [b"%d" % number for number in range(40)]
-    with hw.open(tmp_path / "store", upkeep=False) as store:
+    with place.open() as store:
         store.run_upkeep()
         assert [key.split("/")[0] for key in stored(store)] == ["chunks", "chunks"]
         assert check_store(store).unused_count == 0
 
 
+def test_a_process_that_writes_no_more_keeps_no_journal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "_PAUSE_SECONDS", 0.05)
+    with place.open(create=True) as store:
+        stream = store.create_stream("g/x")
+        with stream.writer() as writer:
+            writer.write(b"0|" + LARGE).result()
+            wait_until(lambda: store.run_upkeep() is not None and [key.split("/")[0] for key in stored(store)] == ["chunks"])
+            writer.write(b"1|" + LARGE).result()
+            assert values(stream) == [b"0", b"1"]
+            stream.seal()
+            store.delete_stream("g/x")
+            wait_until(lambda: store.run_upkeep() is not None and stored(store) == [])
+
+
 @on_sqlite
-def test_a_flush_that_is_stored_and_not_committed_keeps_its_file(store: hw.Store, disarm: None) -> None:
+def test_while_its_writer_lives_a_store_takes_little_more_than_its_data(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, used = 200_000_000, list[int]()
+
+    def disk_bytes() -> int:
+        files = [Path(root, name) for root, _, names in os.walk(place.url) for name in names if not name.startswith("catalog")]
+        total = 0
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += file.stat().st_blocks * 512
+        return total
+
+    def measured(name: str, run: Callable[[], Any]) -> Any:
+        result = run()
+        if name.startswith(("tiers.", "objects.")):
+            used.append(disk_bytes())
+        return result
+
+    with place.open(create=True) as store:
+        stream = store.create_stream("g/x")
+        with stream.writer() as writer:
+            for number in range(200):
+                writer.write_batch(
+                    pa.record_batch({"value": [random.Random(number * 100 + part).randbytes(10_000) for part in range(100)]})
+                )
+            writer.flush()
+            intercept(monkeypatch, store, measured)
+            store.run_upkeep()
+            assert max(used) <= 2.5 * written, "during tiering"
+            assert disk_bytes() <= 1.5 * written, "after it"
+            monkeypatch.undo()
+            stream.seal()
+            store.delete_stream("g/x")
+            store.run_upkeep()
+            assert disk_bytes() <= 0.5 * written, "two files of the journal"
+
+
+def test_a_flush_that_is_stored_and_not_committed_keeps_its_file(place: Place, store: hw.Store, crew: Crew) -> None:
     stream = store.create_stream("g/x")
-    with stream.writer() as writer:
-        writer.write(b"0|" + LARGE).result()
-        store.run_upkeep()
-        assert rows(store, "object")["object"] == 2, "the chunk's, and the journal's, which no extent names any more"
-        failpoints.arm("append.stored=sleep:1")
-        ack = writer.write(b"1|" + LARGE)
-        store.run_upkeep()
-        ack.result()
-    assert values(stream) == [b"0", b"1"]
+    worker = crew.start(obey, place)
+    worker.ask("open", "g/x")
+    assert worker.ask("write", "g/x", None, [b"0|" + LARGE])[0]
     store.run_upkeep()
-    assert values(stream) == [b"0", b"1"]
+    assert rows(store, "object")["object"] == 2, "the chunk's, and the journal's, which no extent names any more"
+    worker.ask("arm", "append.stored=stop")
+    worker.ask("give", "g/x", None, [b"1|" + LARGE])
+    worker.tell(("acks",))
+    worker.wait_until_stopped()
+    for _ in range(2):
+        store.run_upkeep()
+    assert [key.split("/")[0] for key in stored(store)].count("journal") == 1 and values(stream) == [b"0"]
+    worker.go_on()
+    assert worker.hear() == (True, [hw.Position(0, 1)])
+    for _ in range(2):
+        assert values(stream) == [b"0", b"1"]
+        store.run_upkeep()
 
 
 @on_sqlite
-def test_events_never_lie_in_an_older_file_than_those_before_them_also_after_failures(
-    store: hw.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Upkeep goes by that: a file of a live session that is not among its newest few is taken for finished."""
+def test_a_flush_in_an_older_file_than_those_committed_before_it_keeps_that_file(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second flush lies in the first file and waits for its commit, while the first one is stored late, in a newer file."""
+    monkeypatch.setattr(FileJournal.__init__, "__kwdefaults__", {"file_bytes": 8 << 20})
+    stream = store.create_stream("g/x")
+    append = FileJournal.append
+    reached = {name: threading.Event() for name in (b"1", b"2", b"3")}
+    may_go_on = {name: threading.Event() for name in (b"1", b"2")}
+
+    def append_when_told(journal: FileJournal, buffers: Any, length: int | None = None) -> Any:
+        name = next(name for name in reached if name + b"|" in b"".join(bytes(buffer)[:200] for buffer in buffers))
+        if name == b"1":
+            reached[name].set()
+            assert may_go_on[name].wait(60)
+        found = append(journal, buffers, length)
+        places[name] = found.key
+        reached[name].set()
+        assert name not in may_go_on or may_go_on[name].wait(60)
+        return found
+
+    places: dict[bytes, str] = {}
+    with stream.writer() as writer:
+        writer.write(b"0|" + LARGE * 20).result()
+        monkeypatch.setattr(FileJournal, "append", append_when_told)
+        acks = []
+        for name in (b"1", b"2", b"3"):
+            acks.append(writer.write(name + b"|" + b"." * (5 << 20)))
+            # More than one flush begins only while somebody waits.
+            waiting = threading.Thread(target=acks[-1].result, daemon=True)
+            waiting.start()
+            assert reached[name].wait(60)
+        may_go_on[b"1"].set()
+        acks[0].result()
+        assert places[b"2"] < min(places[b"1"], places[b"3"])
+        for _ in range(2):
+            store.run_upkeep()
+        assert rows(store, "extent") == {"extent": 1} and places[b"2"] in stored(store)
+        may_go_on[b"2"].set()
+        for ack in acks:
+            ack.result()
+    for _ in range(2):
+        assert values(stream) == [b"0", b"1", b"2", b"3"]
+        store.run_upkeep()
+
+
+@on_sqlite
+def test_after_a_failure_no_event_lies_in_an_older_file_than_those_before_it(store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush that failed is stored anew, and all that are in flight after it too."""
     stream = store.create_stream("g/x")
     began_first, stored_second, failures = threading.Event(), threading.Event(), list[str]()
     append = FileJournal.append

@@ -198,7 +198,7 @@ def test_times_that_python_does_not_have_are_bad_rows_of_parquet(
 def test_what_only_the_stream_refuses_is_said_with_the_name_of_the_file(
     store: hw.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **options: object) -> None:
         raise hw.InvalidRequestError("no")
 
     monkeypatch.setattr(hw.Transaction, "write_batch", refuse)

@@ -249,6 +249,23 @@ def test_a_condition_counts_from_its_cut_on_whatever_is_split_and_merged(store: 
     j.persist("free", record(), fail_if=match, after=store.cut(NAME))
 
 
+def test_a_match_finds_an_entitys_events_from_before_a_split(store: hw.Store, j: hw.Journal) -> None:
+    j.persist("a", record("x", tags=("t",)))
+    cut = store.cut(NAME)
+    stream = store.stream(NAME)
+    stream.merge([segment.number for segment in stream.segments()])
+    j.persist("a", record("y"))
+    for match in (
+        hw.Match(types=("x",), ids=("a",)),
+        hw.Match(tags=("t",), ids=("b", "a")),
+        hw.Match(tags=("t",), types=("x",), ids=("a",)),
+    ):
+        with pytest.raises(hw.ConditionFailedError) as caught:
+            j.persist("b", record("z"), fail_if=match)
+        assert caught.value.position == next(j.replay("a")).position
+        j.persist("c", record("z"), fail_if=match, after=cut)
+
+
 def test_expected_is_checked_before_the_match_and_repeats_before_both(j: hw.Journal) -> None:
     j.persist("a", record(tags=("t",)))
     match = hw.Match(tags=("t",))

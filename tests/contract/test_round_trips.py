@@ -465,7 +465,7 @@ ROUND_TRIPS: dict[Case, int] = {
     create_a_stream: 10,
     update_a_stream: 5,
     seal_a_stream: 6,
-    delete_a_stream: 35,
+    delete_a_stream: 26,
     fork_a_stream: 15,
     truncate_a_stream: 18,
     split_a_segment: 12,

@@ -217,7 +217,7 @@ def test_a_schema_may_grow_and_old_events_are_read_with_it(store: hw.Store) -> N
     early.close()
     with stream.writer() as late:
         late.write({"n": 1 << 40, "s": None, "more": [1, 2]})
-        late.write_batch(pa.RecordBatch.from_pylist([{"n": 4}], schema=pa.schema([("n", pa.int32())])))
+        late.write_batch(pa.RecordBatch.from_pylist([{"n": 4}], schema=pa.schema([("n", pa.int32())])), missing="null")
     expected = [
         {"n": 1, "s": "a", "more": None},
         {"n": 2, "s": "b", "more": None},

@@ -86,6 +86,8 @@ def test_one_writer_s_failure_does_not_touch_its_neighbours_in_the_same_flush(st
     writers["a/good"].flush()
     for failed in (writers["a/doomed"], writers["a/deleted"], fenced):
         failed.abandon()
+    for writer in (writers["a/good"], newer):
+        writer.close()
     assert sorted(values(good)) == [b"after", b"before", b"before", b"fresh", b"together"]
     assert values(doomed) == [b"before"]
 

@@ -58,7 +58,7 @@ def test_typed_events_are_written_as_mappings_and_as_batches_and_read_as_both(st
         writer.write({"id": 2}, key="k")
         writer.write({**EMPTY, "extra": {"c": 3}}, key="k")
         writer.write_batch(pa.Table.from_pylist([FULL, EMPTY], schema=TYPED), key="id")
-        writer.write_batch(pa.RecordBatch.from_pylist([{"id": 2}], schema=pa.schema([("id", pa.int64())])))
+        writer.write_batch(pa.RecordBatch.from_pylist([{"id": 2}], schema=pa.schema([("id", pa.int64())])), missing="null")
     by_key: dict[Any, list[Any]] = {}
     for event in stream.read():
         by_key.setdefault(event.key, []).append(event.value)
@@ -122,8 +122,8 @@ def test_what_is_nested_is_checked_by_the_call_that_gives_it(local_store: hw.Sto
             writer.write({"st": {"a": 1, "zz": "lost"}})
         # Lists that are nullable all through, of which one has a null.
         with pytest.raises(hw.InvalidRequestError, match=r"'l\.item' has 1 nulls"):
-            writer.write_batch(pa.table({"l": pa.array([[1], [None, 2]], pa.list_(pa.int8()))}))
-        writer.write_batch(pa.table({"l": pa.array([[1], None], pa.list_(pa.int8()))}))
+            writer.write_batch(pa.table({"l": pa.array([[1], [None, 2]], pa.list_(pa.int8()))}), missing="null")
+        writer.write_batch(pa.table({"l": pa.array([[1], None], pa.list_(pa.int8()))}), missing="null")
     local_store.run_upkeep()
     assert {repr(value) for value in values(stream)} == {repr(dict.fromkeys(good) | row) for row in (good, {}, {"l": [1]})}
 
@@ -148,7 +148,7 @@ def test_a_batch_in_other_units_is_stored_if_no_digit_is_lost(local_store: hw.St
         writer.write_batch(pa.table([pa.array(*item) for item in zip(values, nanoseconds, strict=True)], names=schema.names))
         for name, column in (("at", pa.array([1_001], nanoseconds[0])), ("took", pa.array([[2_000_001]], nanoseconds[1]))):
             with pytest.raises(hw.InvalidRequestError, match=f"column '{name}' can't be stored as .* would lose data"):
-                writer.write_batch(pa.table({name: column}))
+                writer.write_batch(pa.table({name: column}), missing="null")
     expected = pa.table([pa.array(*item) for item in zip([[1, None], [[2], []], values[2]], schema.types, strict=True)], schema=schema)
     assert stream.to_arrow(columns=schema.names).equals(expected)
 
@@ -156,22 +156,27 @@ def test_a_batch_in_other_units_is_stored_if_no_digit_is_lost(local_store: hw.St
 def test_a_batch_that_does_not_fit_is_refused_at_once_and_alone(local_store: hw.Store) -> None:
     stream = local_store.create_stream("a/t", schema=pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())]))
     opaque = local_store.create_stream("a/o")
+    some = pa.array(["x"])
     wrong: list[tuple[Any, str]] = [
         (pa.table({"name": ["x"]}), "'id' is missing"),
-        (pa.table({"id": [1], "other": [2]}), "'other' is not in the stream's schema"),
-        (pa.table({"id": ["1"]}), "'id' is string, not int64"),
-        (pa.table({"id": [1.5]}), "'id' is double"),
-        (pa.table({"id": [1, None]}), "1 nulls, and is not nullable"),
+        (pa.table({"id": [1]}), "'name' is missing: give missing=\"null\""),
+        (pa.table({"id": [1], "name": some, "other": [2]}), "'other' is not in the stream's schema"),
+        (pa.table({"id": ["1"], "name": some}), "'id' is string, not int64"),
+        (pa.table({"id": [1.5], "name": some}), "'id' can't be stored as int64: .*truncated"),
+        (pa.table({"id": [1, None], "name": ["x", "y"]}), "1 nulls, and is not nullable"),
         (pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["id", "id"]), "a column twice"),
-        ([{"id": 1}], "RecordBatch or Table, not list"),
-        (None, "RecordBatch or Table"),
+        ([{"id": 1}], "Arrow data, .* not list"),
+        (None, "not NoneType"),
+        (pa.chunked_array([[1]]), "can't be read as Arrow data"),
     ]
     with stream.writer() as writer, opaque.writer() as opaque_writer:
         for given, said in wrong:
             with pytest.raises(hw.InvalidRequestError, match=said):
                 writer.write_batch(given)
         with pytest.raises(hw.InvalidRequestError, match="no column 'key'"):
-            writer.write_batch(pa.table({"id": [1]}), key="key")
+            writer.write_batch(pa.table({"id": [1], "name": some}), key="key")
+        with pytest.raises(hw.InvalidRequestError, match="missing is None or \"null\", not 'none'"):
+            writer.write_batch(pa.table({"id": [1]}), missing="none")
         with pytest.raises(hw.InvalidRequestError, match="can't be the routing key"):
             writer.write_batch(pa.table({"id": [1], "key": [1.5]}), key="key")
         with pytest.raises(hw.InvalidRequestError, match="'value' is missing"):

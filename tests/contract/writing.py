@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 import headwater as hw
 
+Place = hw.Cut | datetime | str | None
+_numbers = itertools.count()
 #: For anything that should take milliseconds. A busy machine is not a bug.
 WAIT_SECONDS = 60.0
 
 
-def values(stream: hw.Stream) -> list[Any]:
-    return [event.value for event in stream.read()]
+def values(stream: hw.Stream, start: Place = None, end: Place = None) -> list[Any]:
+    return [event.value for event in stream.read(start, end)]
+
+
+def write_some(stream: hw.Stream, count: int) -> None:
+    """Add events, each different from all others, with keys of their own."""
+    with stream.writer() as writer:
+        for _ in range(count):
+            text = f"e{next(_numbers)}"
+            writer.write(text, key=text)
 
 
 def batch(*rows: bytes) -> pa.RecordBatch:

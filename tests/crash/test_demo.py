@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.cli.demo.chart import draw_chart, save_chart
-from headwater.cli.demo.files import BEGINNING, LATEST_SECONDS, SCHEMA, enriched, make_files, parse_line
-from headwater.cli.demo.proof import prove, prove_enriched, prove_windows
+from headwater.demo.chart import draw_chart, save_chart
+from headwater.demo.files import BEGINNING, LATEST_SECONDS, SCHEMA, enriched, make_files, parse_line
+from headwater.demo.proof import prove, prove_enriched, prove_windows
 from headwater.ingest import ingest as ingest_files
 
 COMMAND = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()", "demo"]

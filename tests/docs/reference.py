@@ -23,7 +23,7 @@ Every public name with what it promises, made from the code by `python -m tests.
 shows them at work.
 """
 _SECTIONS = {
-    "Store": ["open", "Store", "Cut", "UpkeepReport", "Metrics", "OperationMetrics"],
+    "Store": ["open", "Store", "Cut", "Look", "UpkeepReport", "Metrics", "OperationMetrics"],
     "Streams": [
         "Stream",
         "Segment",
@@ -37,7 +37,7 @@ _SECTIONS = {
         "Retention",
     ],
     "Writing": ["Writer", "Ack", "ByteWriter", "ByteReader"],
-    "Transactions": ["Transaction", "Commit", "Marker", "TransactionStatus", "TransactionInfo"],
+    "Transactions": ["Transaction", "Commit", "Marker", "CommittedMarker", "TransactionStatus", "TransactionInfo"],
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segments",),
     ("streams",),
     (
+        "frames",
         "lanewriter",
         "writer",
         "contents",
@@ -52,6 +53,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "pipelines": ("spark",),
     "server": (),
     "cli": ("errors", "model", "check", "journal", "ingest", "spark", "pipelines", "server"),
+    "demo": ("model", "check", "spark", "pipelines", "cli"),
     "__main__": ("cli",),
 }
 

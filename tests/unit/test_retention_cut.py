@@ -7,7 +7,7 @@ import random
 from headwater.catalog.segments import SegmentRow
 from headwater.model.cuts import Span, is_before
 from headwater.model.keys import KEY_SPACE, KeyRange
-from headwater.streams.retention import _cut_behind
+from headwater.model.segmentmap import SegmentMap
 
 
 def _history(chance: random.Random, steps: int) -> tuple[list[SegmentRow], set[int]]:
@@ -55,7 +55,7 @@ def _check_one(chance: random.Random) -> None:
     rows, live = _history(chance, chance.randrange(8))
     heads = _heads(chance, rows)
     kept = {row.number for row in rows if chance.random() < 0.1 and heads[row.number] == row.tail}
-    cut = _cut_behind(rows, heads, kept)
+    cut = SegmentMap(rows).frontier(heads, kept)
     keys = sorted(rows[number].keys for number in cut)
     assert [start for start, _ in keys] == [0, *(end for _, end in keys[:-1])] and keys[-1].end == KEY_SPACE, "each key once"
     spans = [Span(number, rows[number].keys, at, rows[number].tail) for number, at in cut.items()]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,17 +70,50 @@ def begun_ahead(journal: FileJournal) -> bool:
 
 def test_the_next_file_is_begun_while_one_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = open_journal(tmp_path)
-    journal.append([bytes(2000)])
+    journal.append([bytes(1000)])
     assert not begun_ahead(journal)
-    journal.append([bytes(100)])
+    journal.append([bytes(2200)])
     assert begun_ahead(journal) and sizes(tmp_path) == {journal_key(5, 0): 4096, journal_key(5, 1): 4096}
     with monkeypatch.context() as patch:
         fail_once(patch, "posix_fallocate", errno.EIO)
-        assert journal.append([bytes(2040)]) == Place(journal_key(5, 1), 1, 0)
+        assert journal.append([bytes(1000)]) == Place(journal_key(5, 1), 1, 0)
     journal.append([bytes(100)])
     assert begun_ahead(journal)
     journal.close()
-    assert sizes(tmp_path) == {journal_key(5, 0): 2104, journal_key(5, 1): 2144}
+    assert sizes(tmp_path) == {journal_key(5, 0): 3200, journal_key(5, 1): 1104}
+
+
+def test_a_journal_at_rest_has_no_preallocated_space_and_goes_on_in_another_file(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.rest()
+    assert journal.first_index == 0
+    first = journal.append([bytes(2100)])
+    assert begun_ahead(journal) and journal.first_index == first.index == 0
+    journal.rest()
+    assert sizes(tmp_path) == {first.key: 2104} and journal.first_index == 1
+    journal.rest()
+    assert journal.append([bytes(1)]).index == journal.first_index == 1
+    journal.close()
+    assert sizes(tmp_path) == {first.key: 2104, journal_key(5, 1): 8} and journal.first_index == 2
+
+
+def test_an_append_that_is_under_way_never_lies_before_the_first_index_that_was_seen_before_it(tmp_path: Path) -> None:
+    journal, failures = open_journal(tmp_path), list[str]()
+
+    def append() -> None:
+        for length in (1000, 3000, 5000, 100):
+            seen = journal.first_index
+            place = journal.append([bytes(length)])
+            if not seen <= place.index <= journal.first_index:
+                failures.append(f"{seen} {place.index} {journal.first_index}")
+
+    threads = [threading.Thread(target=append) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    assert failures == [] and journal.first_index > 8
 
 
 def test_a_file_that_could_not_be_begun_ahead_is_begun_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +249,13 @@ def test_what_was_appended_outlives_a_kill(tmp_path: Path, failpoint: str) -> No
         "import sys; from headwater.storage.files import Folder; from headwater.storage.journal import FileJournal\n"
         "from headwater.storage.layout import journal_key\n"
         "journal = FileJournal(Folder(sys.argv[1]), lambda index: journal_key(5, index), file_bytes=4096)\n"
-        "print(journal.append([b'first' * 400]).offset, flush=True)\n"
-        "journal.append([b'second' * 500])\n"
+        "print(journal.append([b'first' * 200]).offset, flush=True)\n"
+        "journal.append([b'second' * 600])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HEADWATER_FAILPOINTS": failpoint}
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (-signal.SIGKILL, "0\n", "")
-    assert read(tmp_path, Place(journal_key(5, 0), 0, 0), 2000) == b"first" * 400
+    assert read(tmp_path, Place(journal_key(5, 0), 0, 0), 1000) == b"first" * 200
 
 
 @pytest.mark.parametrize("kind", ["file system", "file size limit"])

@@ -39,7 +39,7 @@ from headwater.model.markers import Marker
 from headwater.runtime import failpoints
 
 #: The sequence of a marker's row while its first commit is under way: below all that can be given.
-_NO_SEQUENCE = -(1 << 63)
+NO_SEQUENCE = -(1 << 63)
 
 
 class Outcome(NamedTuple):
@@ -256,7 +256,7 @@ def _check_marker(tx: Tx, marker: Marker | None) -> Outcome | None:
         # A row to lock: of two first commits the second waits here, and then finds the first one's.
         tx.run(
             "INSERT INTO marker (owner, sequence, txn, result) VALUES (?, ?, '', '') ON CONFLICT (owner) DO NOTHING",
-            (marker.owner, _NO_SEQUENCE),
+            (marker.owner, NO_SEQUENCE),
         )
         rows = tx.run(*_lock_marker(marker.owner))
     if rows[0][0] < marker.sequence:
@@ -274,7 +274,7 @@ def _check_marker(tx: Tx, marker: Marker | None) -> Outcome | None:
 @operation("statement")
 def find_marker(tx: Tx, owner: str) -> Marker | None:
     """The last one that was committed for an owner."""
-    rows = tx.run("SELECT owner, sequence, fingerprint FROM marker WHERE owner = ? AND sequence > ?", (owner, _NO_SEQUENCE))
+    rows = tx.run("SELECT owner, sequence, fingerprint FROM marker WHERE owner = ? AND sequence > ?", (owner, NO_SEQUENCE))
     return Marker(*rows[0]) if rows else None
 
 

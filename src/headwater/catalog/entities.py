@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
@@ -71,7 +72,7 @@ class ListedId(NamedTuple):
 @operation("statement", right=Right("read", "stream"))
 def list_ids(tx: Tx, stream: int, prefix: str, after: str | None, limit: int) -> list[ListedId]:
     """Entities that are not deleted, whose id begins with `prefix`, in the order of their ids' bytes, after `after`."""
-    sql = "SELECT id, segment, number FROM entity WHERE stream = ? AND deleted = 0 AND sequence > 0"
+    sql = "SELECT id, segment, number FROM entity WHERE stream = ? AND sequence >= deleted AND sequence > 0"
     values: list[int | str] = [stream]
     if prefix:
         sql += " AND id >= ?"
@@ -86,8 +87,15 @@ def list_ids(tx: Tx, stream: int, prefix: str, after: str | None, limit: int) ->
     return [ListedId(*row) for row in tx.run(f"{sql} ORDER BY id LIMIT ?", (*values, limit))]
 
 
+def count_entities(tx: Tx, streams: Sequence[int]) -> dict[int, int]:
+    """The number of entities that are not deleted, of journals that have any."""
+    marks = ", ".join("?" * len(streams))
+    sql = f"SELECT stream, count(*) FROM entity WHERE stream IN ({marks}) AND deleted = 0 AND sequence > 0 GROUP BY stream"
+    return {stream: int(count) for stream, count in tx.run(sql, streams)}
+
+
 class Hidden(NamedTuple):
-    """An entity with deleted events: those below `low`. `deleted` if it was deleted with all of them."""
+    """An entity with deleted events: those below `low`. `deleted` is the first sequence after its last deletion as a whole, or 0."""
 
     id: str
     low: int
@@ -120,11 +128,11 @@ def delete_events(tx: Tx, stream: int, id: str, key: int, sequence: int | None) 
     if sequence is not None and sequence > last:
         raise InvalidRequestError(f"{id!r} is at sequence {last}: there is no sequence {sequence} to delete to")
     wanted = max(low, (last if sequence is None else sequence) + 1)
-    if rows and (wanted > low or (sequence is None and not deleted)):
+    if rows and (wanted > low or (sequence is None and deleted <= last)):
         [(deletion,)] = tx.run("UPDATE journal SET deletions = deletions + 1 WHERE stream = ? RETURNING deletions", (stream,))
         tx.run(
             "UPDATE entity SET low = ?, deleted = ?, deletion = ? WHERE stream = ? AND id = ?",
-            (wanted, 1 if sequence is None else deleted, deletion, stream, id),
+            (wanted, last + 1 if sequence is None else deleted, deletion, stream, id),
         )
     if sequence is None:
         tx.run("DELETE FROM snapshot WHERE stream = ? AND id = ?", (stream, id))

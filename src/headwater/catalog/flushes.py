@@ -26,6 +26,8 @@ class Flush:
     number: int
     parts: tuple[Part, ...]
     objects: tuple[tuple[int, str], ...] = ()
+    #: No later flush of the session names a journal file with a lower index: see `streams/garbage.py`.
+    first_file: int = 0
 
 
 _INSERT_OBJECT = "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
@@ -64,9 +66,10 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
             # Not live, or not next: then its last flush would be NULL, which a constraint refuses.
             (
                 "UPDATE session SET last_flush = CASE WHEN live = 1 AND last_flush = ? THEN last_flush + 1 END, renewed_at = now_us(), "
+                "first_file = ?, "
                 "last_result = (SELECT '[[' || CAST(appended_at AS TEXT) || ', ' || CAST(tail - ? AS TEXT) || ']]' FROM segment "
                 "WHERE stream = ? AND number = ?) WHERE id = ?",
-                (flush.number - 1, append.count, *place, flush.session),
+                (flush.number - 1, flush.first_file, append.count, *place, flush.session),
             ),
             *add_extent(append, condition),
             *((_INSERT_OBJECT, (*stored, flush.session)) for stored in flush.objects),
@@ -150,8 +153,8 @@ def apply_flush(tx: Tx, flush: Flush) -> list[PartResult]:
     plan.enter(tx)
     tx.defer(_INSERT_OBJECT, [(*stored, flush.session) for stored in flush.objects])
     tx.defer(
-        "UPDATE session SET last_flush = ?, last_result = ?, renewed_at = ? WHERE id = ?",
-        [(flush.number, _dump(results), now, flush.session)],
+        "UPDATE session SET last_flush = ?, last_result = ?, first_file = ?, renewed_at = ? WHERE id = ?",
+        [(flush.number, _dump(results), flush.first_file, now, flush.session)],
     )
     failpoints.reach("append.applied")
     return results

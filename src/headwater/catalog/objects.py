@@ -7,7 +7,7 @@ that is open. So what no extent names, and nobody may name, is garbage for ever.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
@@ -28,9 +28,9 @@ class ObjectRow(NamedTuple):
 
 
 class Owners(NamedTuple):
-    """Who may still name objects: live sessions, and open transactions."""
+    """Who may still name objects: live sessions, each with the first file of its journal that it may still name, and open transactions."""
 
-    sessions: frozenset[int]
+    sessions: Mapping[int, int]
     transactions: frozenset[str]
 
 
@@ -43,14 +43,9 @@ def list_unnamed(tx: Tx) -> list[ObjectRow]:
 
 
 def get_owners(tx: Tx) -> Owners:
-    sessions = frozenset(row[0] for row in tx.run("SELECT id FROM session WHERE live = 1"))
+    sessions = {row[0]: row[1] for row in tx.run("SELECT id, first_file FROM session WHERE live = 1")}
     open_ones = frozenset(row[0] for row in tx.run("SELECT id FROM txn WHERE state IN ('open', 'committing')"))
     return Owners(sessions, open_ones)
-
-
-def find_newest(tx: Tx, first: int, last: int) -> int | None:
-    """The highest id of an object in a range."""
-    return tx.run("SELECT max(id) FROM object WHERE id BETWEEN ? AND ?", (first, last))[0][0]  # type: ignore[no-any-return]
 
 
 @operation("read")

@@ -53,6 +53,10 @@ class _Entity:
         self.deleted = deleted
         self.is_changed = False
 
+    def may_have(self, segment: int, least: int) -> bool:
+        """Whether one of its events may have a number of a segment from `least` on. Before a split or a merge it had others."""
+        return self.number >= least if segment == self.segment else segment < self.segment and least < _MOST
+
 
 class _Tag:
     """A tag in one segment while a commit is worked out."""
@@ -178,8 +182,8 @@ class JournalLedger(Ledger["JournalTerm"]):
         sequence = entity.sequence if moved is None else moved
         if isinstance(term, EntityMoves) and term.may_repeat and moved is None and term.data is not None and entity.ids == term.data:
             return Refusal(term, "repeated", {"first": sequence - entity.count + 1, "last": sequence})
-        if term.expected == -1 and moved is None and (not sequence or entity.deleted):
-            return Refusal(term, "missing", {"actual": sequence, "deleted": bool(entity.deleted)})
+        if term.expected == -1 and moved is None and (not sequence or sequence < entity.deleted):
+            return Refusal(term, "missing", {"actual": sequence, "deleted": sequence < entity.deleted})
         wanted = term.sequence if isinstance(term, EntityMoves) else term.expected
         if wanted not in (sequence, -1):
             return Refusal(term, "moved", {"actual": sequence})
@@ -192,12 +196,13 @@ class JournalLedger(Ledger["JournalTerm"]):
         groups = [[self._last.get((term.stream, TAG, tag), {})] for tag in term.tags]
         if term.types:
             groups.append([self._last.get((term.stream, TYPE, type), {}) for type in term.types])
-        if term.ids:
-            entities = [self._entities.get((term.stream, id)) for id in term.ids]
-            groups.append([{entity.segment: entity.number} for entity in entities if entity is not None])
+        entities = [entity for id in term.ids if (entity := self._entities.get((term.stream, id))) is not None]
+        places = {segment for lasts in groups[0] for segment in lasts} if groups else {entity.segment for entity in entities}
         # A match is one event, so all that it must have has a number in one segment.
-        for segment in {segment for lasts in groups[0] for segment in lasts}:
+        for segment in places:
             least = after.get(segment, 0 if segment > term.floor and segment not in term.done else _MOST)
+            if term.ids and not any(entity.may_have(segment, least) for entity in entities):
+                continue
             if all(any(last.get(segment, -1) >= least for last in lasts) for lasts in groups):
                 return True
         return False
@@ -227,7 +232,7 @@ class JournalLedger(Ledger["JournalTerm"]):
         entity.recent = f"{entity.recent},{token}" if entity.recent else token
         entity.sequence += term.count
         entity.segment, entity.number = segment, run.end - 1
-        entity.count, entity.ids, entity.deleted, entity.is_changed = term.count, term.data, 0, True
+        entity.count, entity.ids, entity.is_changed = term.count, term.data, True
         for type, place, count in term.types:
             number, before = self._types.get((term.stream, type, segment), (-1, 0))
             self._types[term.stream, type, segment] = max(number, first + place), before + count
@@ -262,7 +267,7 @@ class JournalLedger(Ledger["JournalTerm"]):
             "INSERT INTO entity (stream, id, sequence, low, segment, number, paged, recent, last_count, last_ids) "
             "VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream, id) DO UPDATE SET sequence = excluded.sequence, "
             "segment = excluded.segment, number = excluded.number, paged = excluded.paged, recent = excluded.recent, "
-            "last_count = excluded.last_count, last_ids = excluded.last_ids, deleted = 0",
+            "last_count = excluded.last_count, last_ids = excluded.last_ids",
             [
                 (*key, e.sequence, e.segment, e.number, e.paged, e.recent, e.count, e.ids)
                 for key, e in sorted(self._entities.items(), key=lambda item: item[0])

@@ -112,11 +112,13 @@ CREATE TABLE dead_log (
     log BIGINT PRIMARY KEY
 );
 
+-- `first_file`: no later commit of the session names a file of its journal with a lower index.
 CREATE TABLE session (
     id BIGINT PRIMARY KEY,
     live INTEGER NOT NULL,
     last_flush BIGINT NOT NULL,
     last_result TEXT,
+    first_file BIGINT NOT NULL DEFAULT 0,
     renewed_at BIGINT NOT NULL,
     process TEXT NOT NULL
 );
@@ -277,6 +279,15 @@ CREATE TABLE pin (
 );
 CREATE INDEX pin_by_segment ON pin (stream, segment, until);
 
+-- Floors with a name: of these streams nothing from the cut on goes, in segments that are made later either.
+CREATE TABLE floor (
+    name TEXT NOT NULL,
+    stream BIGINT NOT NULL,
+    numbers TEXT NOT NULL,
+    PRIMARY KEY (name, stream)
+);
+CREATE INDEX floor_by_stream ON floor (stream);
+
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (
     log BIGINT PRIMARY KEY,
@@ -326,7 +337,8 @@ CREATE TABLE journal (
 );
 
 -- A journal's entities: where each one's last event is, and, in `recent`, where those after sequence `paged` are: see model/numbers.py.
--- Events below `low` are deleted, as of the journal's deletion `deletion`; `deleted`: all were, with the entity.
+-- Events below `low` are deleted, as of the journal's deletion `deletion`. `deleted` is the first sequence after the entity's last deletion
+-- as a whole: the entity is deleted while `sequence` is below it.
 -- `last_ids` is a hash of the event ids of the last persist, which had `last_count` events.
 CREATE TABLE entity (
     stream BIGINT NOT NULL,
@@ -339,7 +351,7 @@ CREATE TABLE entity (
     recent TEXT NOT NULL,
     last_count BIGINT NOT NULL,
     last_ids BLOB,
-    deleted INTEGER NOT NULL DEFAULT 0,
+    deleted BIGINT NOT NULL DEFAULT 0,
     deletion BIGINT,
     PRIMARY KEY (stream, id)
 ) CLUSTERED;

@@ -32,9 +32,10 @@ def begin_session(tx: Tx, process: str, last_flush: int = 0) -> int:
 
 
 @operation("commit", repeatable=True)
-def renew_session(tx: Tx, session: int) -> bool:
-    """Keep a session alive; False if it was fenced."""
-    return bool(tx.run("UPDATE session SET renewed_at = now_us() WHERE id = ? AND live = 1 RETURNING id", (session,)))
+def renew_session(tx: Tx, session: int, first_file: int = 0) -> bool:
+    """Keep a session alive; False if it was fenced. No later flush of it names a journal file with an index below `first_file`."""
+    sql = "UPDATE session SET renewed_at = now_us(), first_file = ? WHERE id = ? AND live = 1 RETURNING id"
+    return bool(tx.run(sql, (first_file, session)))
 
 
 @operation("commit", repeatable=True)

@@ -18,8 +18,8 @@ def put_snapshot(tx: Tx, stream: int, id: str, sequence: int, version: int, stat
         raise NotFoundError("this journal was deleted")
     rows = tx.run("SELECT sequence, deleted FROM entity WHERE stream = ? AND id = ?", (stream, id))
     last, deleted = rows[0] if rows else (0, 0)
-    if sequence > last or deleted:
-        is_at = "was deleted" if deleted else f"is at sequence {last}"
+    if sequence > last or last < deleted:
+        is_at = "was deleted" if last < deleted else f"is at sequence {last}"
         raise InvalidRequestError(f"{id!r} {is_at}: there is no sequence {sequence} to take a snapshot of")
     tx.run(
         "INSERT INTO snapshot (stream, id, sequence, version, by_hand, state) VALUES (?, ?, ?, ?, ?, ?) "

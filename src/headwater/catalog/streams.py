@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from headwater.catalog import journals, tags, transactions
+from headwater.catalog import journals, keeps, tags, transactions
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
@@ -325,12 +325,18 @@ def delete_stream(tx: Tx, stream: int) -> None:
     row = lock_stream(tx, stream)
     if row.sealed_at is None:
         raise ConflictError(f"stream {row.full_name} is open: seal it before you delete it")
-    tagged = tags.find_tags_of(tx, stream)
+    tagged, kept = ([name for (name,) in rows] for rows in tx.run_all([tags.named_of(stream), keeps.named_of(stream)]))
     if tagged:
         raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
-    tx.run("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,))
-    tx.run("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,))
-    for table in ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES):
-        tx.run(f"DELETE FROM {table} WHERE stream = ?", (stream,))
-    tx.run("DELETE FROM stream WHERE id = ?", (stream,))
+    if kept:
+        raise ConflictError(f"stream {row.full_name} is kept by the keeps {', '.join(kept)}: unkeep them before you delete it")
+    tables = ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES)
+    tx.run_all(
+        [
+            ("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,)),
+            ("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ?)", (stream,)),
+            *((f"DELETE FROM {table} WHERE stream = ?", (stream,)) for table in tables),
+            ("DELETE FROM stream WHERE id = ?", (stream,)),
+        ]
+    )
     journals.bury_journal(tx, stream)

@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term
-from headwater.errors import ConditionFailedError, HeadwaterError
+from headwater.catalog.tails import Watch
+from headwater.errors import ConditionFailedError, HeadwaterError, SealedError
 
 #: As an expected version: only if the key is missing.
 ABSENT = 0
 
 
-class Entries(Ledger["EntryChange"]):
-    """The versions of the entries that parts change."""
+#: A table was sealed or deleted, and its name may be another table's.
+_ENDED = "ended"
+
+
+class Entries(Ledger["EntryChange | EntryIs"]):
+    """The versions of the entries that parts change or require."""
+
+    def watched(self) -> list[Watch]:
+        # A table's one segment guards all of its entries, so the entries' own rows are never locked.
+        return [Watch(term.table, 0) for term in self.terms if isinstance(term, EntryIs)]
 
     def statements(self) -> list[Statement]:
         return [("SELECT version FROM entry WHERE stream = ? AND key = ?", key) for key in self._keys()]
@@ -32,10 +41,19 @@ class Entries(Ledger["EntryChange"]):
         #: The last change of each key, with the version it makes.
         self._last: dict[tuple[int, str], tuple[EntryChange, int]] = {}
 
-    def refusal(self, terms: Sequence[EntryChange]) -> Refusal | None:
-        """Each change must find the version that it expects, seeing the changes before it."""
+    def refusal(self, terms: Sequence[EntryChange | EntryIs]) -> Refusal | None:
+        """Each change must find the version that it expects, seeing the changes before it; each requirement, what was before the part."""
+        for term in terms:
+            if isinstance(term, EntryIs):
+                guard = self.tails.get((term.table, 0))
+                if guard is None or not guard.is_open:
+                    return Refusal(term, _ENDED, {})
+                if self._versions[term.table, term.key] != term.expected:
+                    return Refusal(term, "moved", {"found": self._versions[term.table, term.key]})
         seen: dict[tuple[int, str], int | None] = {}
         for term in terms:
+            if isinstance(term, EntryIs):
+                continue
             place = term.table, term.key
             if term.expected is not None:
                 found = seen[place] if place in seen else self._versions[place]
@@ -47,6 +65,8 @@ class Entries(Ledger["EntryChange"]):
 
     def change(self, placed: Sequence[Placed]) -> None:
         for term, _, _, first in placed:
+            if isinstance(term, EntryIs):
+                continue
             version = first + term.place + 1
             self._last[term.table, term.key] = term, version
             self._versions[term.table, term.key] = ABSENT if term.data is None else version
@@ -76,6 +96,26 @@ class EntryChange(Term):
         found = refused.facts["found"]
         return ConditionFailedError(
             f"the entry {self.key!r} has version {found or 'none'}, not {self.expected or 'none'}: read it again, decide again",
+            found=found,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EntryIs(Term):
+    """The part commits if a key has a version, which may be ABSENT, before the part changes anything."""
+
+    ledger = Entries
+    table: int
+    key: str
+    expected: int
+    block: int = -1
+
+    def error(self, refused: Refused) -> HeadwaterError:
+        if refused.reason == _ENDED:
+            return SealedError(f"the table of the required entry {self.key!r} was sealed or deleted: open the table again")
+        found = refused.facts["found"]
+        return ConditionFailedError(
+            f"the required entry {self.key!r} has version {found or 'none'}, not {self.expected or 'none'}: read it again, decide again",
             found=found,
         )
 

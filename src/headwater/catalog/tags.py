@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwater.catalog import segments
-from headwater.catalog.database import Row, Tx
+from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 
 Pins = dict[int, list[tuple[int, int]]]
@@ -142,11 +142,9 @@ def get_pins(tx: Tx, stream: int) -> Pins:
     return found
 
 
-def find_tags_of(tx: Tx, stream: int) -> list[str]:
-    return [
-        row[0]
-        for row in tx.run(
-            "SELECT DISTINCT p.tag FROM pin p JOIN tag t ON t.name = p.tag WHERE p.stream = ? AND t.expires_at IS NULL ORDER BY p.tag",
-            (stream,),
-        )
-    ]
+def named_of(stream: int) -> Statement:
+    """The statement that lists the names of the tags of a stream."""
+    return (
+        "SELECT DISTINCT p.tag FROM pin p JOIN tag t ON t.name = p.tag WHERE p.stream = ? AND t.expires_at IS NULL ORDER BY p.tag",
+        (stream,),
+    )

@@ -41,6 +41,10 @@ def open_targets(tx: Tx, needed: Iterable[tuple[int, int]], staged: set[tuple[in
     for stream, numbers in by_stream(needed | {(watch.stream, watch.segment) for watch in watched}).items():
         rows = segments.list_segments_numbered(tx, stream, numbers)
         own = {number for number in numbers if (stream, number) in needed}
+        # A segment that is only watched may be gone for good: whoever watches it finds no tail.
+        numbers = sorted(own | {row.number for row in rows})
+        if not numbers:
+            continue
         closed = own - {row.number for row in rows if row.is_open}
         if closed:
             active = _lock_active(tx, stream)

@@ -302,7 +302,7 @@ def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRo
     for id, state, _, _, _, result, *_ in rows:
         if state == COMMITTED:
             streams[id] |= load_tails(json.loads(result)["tails"]).keys()
-    names |= _full_names(tx, sorted(set().union(*streams.values()) - names.keys()))
+    names |= full_names(tx, sorted(set().union(*streams.values()) - names.keys()))
     return [
         TransactionRow(
             id,
@@ -317,7 +317,7 @@ def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRo
     ]
 
 
-def _full_names(tx: Tx, streams: Sequence[int]) -> dict[int, str]:
+def full_names(tx: Tx, streams: Sequence[int]) -> dict[int, str]:
     """The full names of streams, without those that were deleted."""
     names: dict[int, str] = {}
     # SQLite takes at most 32,766 values in a statement.

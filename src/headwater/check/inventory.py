@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headwater.catalog import leases, segments, streams, tiers, writers
+from headwater.catalog import entities, leases, segments, streams, tiers, writers
 from headwater.catalog.database import Tx
+from headwater.catalog.journals import find_state
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.model.keys import KEY_SPACE
 from headwater.store import Store
 from headwater.stream import Stream
+from headwater.streams.lifecycle import KINDS
 
 #: Streams that are looked up with one query: a database takes only so many values.
 _AT_ONCE = 1000
@@ -55,6 +57,10 @@ class StreamContents:
     chunks: int
     chunk_bytes: int
     segments: tuple[SegmentContents, ...]
+    #: Of a journal: its entities that are not deleted.
+    entities: int | None = None
+    #: Of a journal alone: the state of its index, "ready" or "building".
+    index: str | None = None
     #: (id, last number) of each named writer.
     writers: tuple[tuple[str, int], ...] = ()
 
@@ -81,12 +87,12 @@ class StoreContents:
 
 
 def stream_contents(stream: Stream) -> StreamContents:
-    """One stream with its named writers. NotFoundError if it was deleted."""
+    """One stream with its named writers, or a journal with its index. NotFoundError if it was deleted."""
     return stream._store._engine.run(read_stream_contents, stream.id)
 
 
 def list_contents(store: Store, scope: str | None = None, label: str | None = None) -> list[StreamContents]:
-    """All streams in the order of their names, or those in a scope or with a label; without their writers."""
+    """All streams and journals in the order of their names, or those in a scope or with a label; without their writers."""
     return store._engine.run(read_contents, scope, label)
 
 
@@ -122,12 +128,14 @@ def store_contents(store: Store) -> StoreContents:
 @operation("read", right=Right("read", "stream"))
 def read_stream_contents(tx: Tx, stream: int) -> StreamContents:
     [found] = _contents(tx, [streams.get_stream(tx, stream)])
+    if found.kind == "journal":
+        return replace(found, index=find_state(tx, stream))
     return replace(found, writers=tuple(writers.list_writers(tx, stream)))
 
 
 @operation("read")
 def read_contents(tx: Tx, scope: str | None, label: str | None) -> list[StreamContents]:
-    rows = streams.find_streams(tx, scope, label)
+    rows = streams.find_streams(tx, scope, label, (*KINDS, "journal"))
     return [found for start in range(0, len(rows), _AT_ONCE) for found in _contents(tx, rows[start : start + _AT_ONCE])]
 
 
@@ -135,6 +143,8 @@ def _contents(tx: Tx, rows: Sequence[StreamRow]) -> list[StreamContents]:
     """These streams, without their writers, by a few queries for all of them."""
     ids = [row.id for row in rows]
     labels, chunks = streams.list_labels_of(tx, ids), tiers.count_chunks(tx, ids)
+    journals = [row.id for row in rows if row.kind == "journal"]
+    counts = entities.count_entities(tx, journals) if journals else {}
     parts = {stream: [_segment_contents(segment) for segment in found] for stream, found in segments.list_segments_of(tx, ids).items()}
     return [
         StreamContents(
@@ -148,6 +158,7 @@ def _contents(tx: Tx, rows: Sequence[StreamRow]) -> list[StreamContents]:
             chunks=chunks.get(row.id, (0, 0))[0],
             chunk_bytes=chunks.get(row.id, (0, 0))[1],
             segments=tuple(parts[row.id]),
+            entities=counts.get(row.id, 0) if row.kind == "journal" else None,
         )
         for row in rows
     ]

@@ -10,7 +10,7 @@ from headwater.cli.app import App
 
 #: By purpose, in the order of the help: command, the module that has it, and what it does.
 COMMANDS = {
-    "demo": ("headwater.cli.demo.command", "See it work: ingest files exactly once while the ingester is killed."),
+    "demo": ("headwater.demo.command", "See it work: ingest files exactly once while the ingester is killed."),
     "create": ("headwater.cli.streams", "Make a stream, and its store if there is none."),
     "list": ("headwater.cli.describe", "List the streams of a store."),
     "describe": ("headwater.cli.describe", "Show what a store holds, or one stream of it."),
@@ -23,6 +23,7 @@ COMMANDS = {
     "seal": ("headwater.cli.streams", "End a stream: it stays readable."),
     "delete": ("headwater.cli.streams", "Delete a sealed stream with all its data."),
     "scaling": ("headwater.cli.scaling", "Show how a stream's segments followed its load, as a heat map."),
+    "journal": ("headwater.cli.journal", "List, read and delete the entities of a journal and their events."),
     "groups": ("headwater.cli.coordinate", "Show reader groups, their lag, and who reads what."),
     "transactions": ("headwater.cli.coordinate", "Show transactions, open and ended."),
     "ingest": ("headwater.cli.ingest", "Store the rows of files in a stream, each once."),

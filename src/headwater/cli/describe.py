@@ -17,6 +17,7 @@ from headwater.model.names import parse_word
 
 _SHOWN_SEGMENTS = 64
 _SHOWN_WRITERS = 100
+_KINDS_OF_EVENTS = ("events", "journal")
 
 
 @click.command("list")
@@ -74,6 +75,7 @@ def _stream_json(stream: StreamContents) -> dict[str, Any]:
         "epoch": stream.epoch,
         "sealed": stream.is_sealed,
         "labels": list(stream.labels),
+        **({} if stream.entities is None else {"entities": stream.entities}),
     }
 
 
@@ -84,7 +86,7 @@ def _store_json(store: hw.Store, contents: StoreContents) -> dict[str, Any]:
         "catalog": contents.catalog,
         "format": contents.format,
         "created": time_text(_time(contents.created_at)),
-        "events": sum(stream.events for stream in contents.streams if stream.kind == "events"),
+        "events": sum(stream.events for stream in contents.streams if stream.kind in _KINDS_OF_EVENTS),
         "bytes": sum(stream.bytes for stream in contents.streams),
         "segments": sum(stream.open_segments for stream in contents.streams),
         "catalog_bytes": contents.catalog_bytes,
@@ -106,6 +108,7 @@ def _described(stream: hw.Stream, contents: StreamContents) -> dict[str, Any]:
         "head": str(stream.head()),
         "tail": str(stream.tail()),
         "all_segments": [_segment_json(segment) for segment in contents.segments],
+        **({} if contents.index is None else {"index": contents.index}),
         "writers": [{"id": id, "last_number": last_number} for id, last_number in contents.writers],
     }
 
@@ -137,7 +140,7 @@ def _show_store(store: hw.Store, contents: StoreContents) -> None:
     facts.add_row("sessions", f"{contents.live_sessions} live")
     facts.add_row("upkeep", contents.upkeep or "nobody does it now")
     facts.add_row("streams", f"{len(contents.streams):,}")
-    facts.add_row("events", f"{sum(stream.events for stream in contents.streams if stream.kind == 'events'):,}")
+    facts.add_row("events", f"{sum(stream.events for stream in contents.streams if stream.kind in _KINDS_OF_EVENTS):,}")
     facts.add_row("data", size(sum(stream.bytes for stream in contents.streams)))
     out.print(facts)
     if contents.streams:
@@ -146,12 +149,17 @@ def _show_store(store: hw.Store, contents: StoreContents) -> None:
 
 
 def _stream_table(streams: tuple[StreamContents, ...] | list[StreamContents]) -> Any:
-    shown = table("stream", "kind", "events", "data", "segments", "epoch", "state", "labels", right=("events", "data", "segments", "epoch"))
+    columns = ["stream", "kind", "events", "data", "segments", "epoch", "state", "labels"]
+    has_journals = any(stream.entities is not None for stream in streams)
+    if has_journals:
+        columns.insert(2, "entities")
+    shown = table(*columns, right=("entities", "events", "data", "segments", "epoch"))
     for stream in streams:
         shown.add_row(
             stream.name,
             stream.kind,
-            f"{stream.events:,}" if stream.kind == "events" else "",
+            *([f"{stream.entities:,}" if stream.entities is not None else ""] if has_journals else []),
+            f"{stream.events:,}" if stream.kind in _KINDS_OF_EVENTS else "",
             size(stream.bytes),
             f"{stream.open_segments:,}",
             f"{stream.epoch:,}",
@@ -168,7 +176,11 @@ def _show_stream(stream: hw.Stream, contents: StreamContents, all_segments: bool
     facts.add_row("stream", contents.name)
     facts.add_row("kind", contents.kind)
     facts.add_row("state", f"{'sealed' if contents.is_sealed else 'open'}, epoch {contents.epoch}")
-    facts.add_row("events" if contents.kind == "events" else "bytes", f"{contents.events:,}")
+    if contents.entities is not None:
+        facts.add_row("entities", f"{contents.entities:,}")
+    if contents.index is not None:
+        facts.add_row("index", "complete" if contents.index == "ready" else "being built: persist and replay wait for it")
+    facts.add_row("events" if contents.kind in _KINDS_OF_EVENTS else "bytes", f"{contents.events:,}")
     facts.add_row("data", size(contents.bytes))
     if contents.chunks:
         facts.add_row(

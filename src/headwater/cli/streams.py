@@ -137,7 +137,7 @@ def truncate_command(target: Target, name: str, place: hw.Cut | datetime | str, 
         if target.json:
             emit({"name": name, "head": str(stream.head()), "events": after.events})
         else:
-            unit = "event" if stream.kind == "events" else "byte"
+            unit = _unit(stream)
             console().print(f"{_counted(before - after.events, unit)} of {name} deleted, {_counted(after.events, unit)} left")
 
 
@@ -165,12 +165,16 @@ def delete_command(target: Target, name: str, seal: bool, yes: bool) -> None:
     with target.open() as store:
         stream = store.stream(name)
         events = stream_contents(stream).events
-        confirm(f"Delete {name} with all its data ({_counted(events, 'event' if stream.kind == 'events' else 'byte')}) for good?", yes)
+        confirm(f"Delete {name} with all its data ({_counted(events, _unit(stream))}) for good?", yes)
         store.delete_stream(name, seal=seal)
         if target.json:
             emit({"name": name, "deleted": True})
         else:
             console().print(f"{name} is deleted")
+
+
+def _unit(stream: hw.Stream) -> str:
+    return "byte" if stream.kind == "bytes" else "event"
 
 
 def _counted(count: int, noun: str) -> str:

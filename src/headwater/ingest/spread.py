@@ -88,7 +88,8 @@ def write_piece(
     """Add a piece to a transaction; how far the file is stored when that is committed."""
     if piece.batch.num_rows:
         try:
-            tx.write_batch(stream, piece.batch)
+            # The stream may have got a nullable column since the file was begun.
+            tx.write_batch(stream, piece.batch, missing="null")
         except hw.InvalidRequestError as error:
             raise naming(file.path, error) from None
     for row in piece.bad:

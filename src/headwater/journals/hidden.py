@@ -34,6 +34,7 @@ class HiddenEvents:
         found = self._found.get(id)
         return found.low if found is not None else 1
 
-    def was_deleted(self, id: str) -> bool:
+    def first(self, id: str) -> int:
+        """The sequence of an entity's first event since it was last deleted as a whole."""
         found = self._found.get(id)
-        return found is not None and bool(found.deleted)
+        return max(found.deleted, 1) if found is not None else 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headwater.catalog import entities
-from headwater.journals.fetching import from_batch
+from headwater.journals.fetching import Fetched, from_batch
 from headwater.streams import reading
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ def list_ids(journal: Journal, prefix: str, after: str | None, limit: int | None
     engine, ref = journal._engine, journal._ref
     if not journal._is_ready():
         journal._check_ready("")
-    # What is committed after this cut is seen by following from it; what of that was listed already is remembered until then.
+    # Following begins at this cut. An entity that is listed with events past the cut is followed by its later events only.
     cut = journal._tail() if follow else None
     numbers = cut.streams[ref.name].segments if cut is not None else {}
     newest = max(numbers, default=0)
-    listed: set[str] = set()
+    listed: dict[str, tuple[int, int]] = {}
     left = limit
     while left is None or left > 0:
         size = _PAGE if left is None else min(_PAGE, left)
         rows = engine.run(entities.list_ids, ref.id, prefix, after, size)
         for row in rows:
             if follow and row.number >= numbers.get(row.segment, 0 if row.segment > newest else 1 << 62):
-                listed.add(row.id)
+                listed[row.id] = row.segment, row.number
             yield row.id
         left = None if left is None else left - len(rows)
         if len(rows) < size:
@@ -40,18 +40,23 @@ def list_ids(journal: Journal, prefix: str, after: str | None, limit: int | None
     if cut is None or left == 0:
         return
     for batch in reading.follow_batches(engine, ref, cut):
-        if batch is None:
-            continue
-        journal._hidden.refresh()
-        found = from_batch(batch, ref).columns
-        for id, sequence in zip(found.column("id").to_pylist(), found.column("sequence").to_pylist(), strict=True):
-            is_back = journal._hidden.was_deleted(id) and sequence == journal._hidden.low(id)
-            if not (sequence == 1 or is_back) or not id.startswith(prefix):
-                continue
-            if id in listed:
-                listed.discard(id)
+        for id in _new_ids(journal, from_batch(batch, ref), listed) if batch is not None else ():
+            if not id.startswith(prefix):
                 continue
             yield id
             left = None if left is None else left - 1
             if left == 0:
                 return
+
+
+def _new_ids(journal: Journal, found: Fetched, listed: dict[str, tuple[int, int]]) -> Iterator[str]:
+    """The ids of entities whose first event is among these, without those that were `listed` with it. A deleted entity may be new again."""
+    hidden = journal._hidden
+    hidden.refresh()
+    ids, sequences = found.columns.column("id").to_pylist(), found.columns.column("sequence").to_pylist()
+    for id, sequence, number in zip(ids, sequences, found.numbers, strict=True):
+        if id in listed and (found.segment, number) <= listed[id]:
+            continue
+        listed.pop(id, None)
+        if sequence == hidden.first(id):
+            yield id

@@ -129,11 +129,42 @@ def _stored(column: pa.Array) -> list[tuple[str, pa.Array]]:
 
 def plain_column(column: pa.Array) -> pa.Array:
     """A column with its values where offsets say, not by way of a dictionary or of views. ArrowException if those are wrong."""
-    if pt.is_dictionary(column.type):
+    kind = column.type
+    if pt.is_dictionary(kind):
+        if not _is_plain(kind.value_type):
+            # Arrow takes no values out of a dictionary of views, as Polars' Enum and Categorical are.
+            column = pa.DictionaryArray.from_arrays(column.indices, plain_column(column.dictionary))
         return plain_column(column.dictionary_decode())
-    if pt.is_string_view(column.type) or pt.is_binary_view(column.type):
+    if pt.is_string_view(kind) or pt.is_binary_view(kind):
         column.validate(full=True)
-        return column.cast(pa.large_string() if pt.is_string_view(column.type) else pa.large_binary())
+        return column.cast(pa.large_string() if pt.is_string_view(kind) else pa.large_binary())
+    return column if _is_plain(kind) else _plain_nested(column)
+
+
+@lru_cache(maxsize=256)
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether a type has neither dictionaries nor views in it. Arrow casts a map's parts itself."""
+    if pt.is_nested(kind) and not pt.is_map(kind):
+        return all(_is_plain(kind.field(place).type) for place in range(kind.num_fields))
+    return not (pt.is_dictionary(kind) or pt.is_string_view(kind) or pt.is_binary_view(kind))
+
+
+def _plain_nested(column: pa.Array) -> pa.Array:
+    kind = column.type
+    column.validate(full=True)
+    if pt.is_struct(kind):
+        parts = [plain_column(column.field(place)) for place in range(kind.num_fields)]
+        fields = [field.with_type(part.type) for field, part in zip(kind, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        values = plain_column(column.values)
+        field = kind.value_field.with_type(values.type)
+        plain = pa.list_(field) if pt.is_list(kind) else pa.large_list(field)
+        return pa.Array.from_buffers(plain, len(column), column.buffers()[:2], -1, column.offset, [values])
+    if pt.is_fixed_size_list(kind):
+        values = plain_column(column.values)
+        plain = pa.list_(kind.value_field.with_type(values.type), kind.list_size)
+        return pa.Array.from_buffers(plain, len(column), column.buffers()[:1], -1, column.offset, [values])
     return column
 
 

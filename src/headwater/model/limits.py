@@ -24,8 +24,8 @@ LARGE_FLUSH_BYTES: Final = 32 * MIB
 BUFFERED_BYTES: Final = 96 * MIB
 #: A flush up to this size goes into the catalog's own commit: one fsync instead of two.
 INLINE_BYTES: Final = 64 * KIB
-#: A journal file is preallocated at this size, and another begun when it is full.
-JOURNAL_BYTES: Final = 64 * MIB
+#: A journal file is preallocated at this size, and another begun ahead of when it is full: a process that writes has two of them.
+JOURNAL_BYTES: Final = 40 * MIB
 #: Storage writes under way at once, local and remote. Their commits stay in order.
 LOCAL_WRITES: Final = 4
 REMOTE_WRITES: Final = 4

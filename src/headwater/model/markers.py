@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from headwater.model.cuts import Cut
 
 
 class Marker(NamedTuple):
@@ -11,3 +14,19 @@ class Marker(NamedTuple):
     owner: str
     sequence: int
     fingerprint: str | None = None
+
+
+class CommittedMarker(NamedTuple):
+    """An owner's last marker, and the place right after its commit in each stream that the commit wrote to."""
+
+    owner: str
+    sequence: int
+    fingerprint: str | None
+    cut: Cut
+
+
+class Look(NamedTuple):
+    """Streams and markers as of one moment: the tails of the streams, and the last marker of each owner, None without one."""
+
+    cut: Cut
+    markers: Mapping[str, CommittedMarker | None]

@@ -1,4 +1,4 @@
-"""Arrow schemas of streams: which are allowed, how they may change, and whether a batch fits."""
+"""Arrow schemas of streams: which are allowed, and how they may change."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from headwater.model.limits import NESTED_TYPES
 OPAQUE = pa.schema([pa.field("value", pa.binary(), nullable=False)])
 
 TIME = pa.timestamp("us", tz="UTC")
-#: Names of one zone.
-_UTC = ("UTC", "Etc/UTC", "+00:00", "Z")
 #: Columns that headwater adds to those of the schema, with their types.
 METADATA = {
     "_key": pa.binary(),
@@ -120,7 +118,7 @@ def evolve(old: pa.Schema, new: Any) -> pa.Schema:
         other = new.field(index)
         if field.nullable and not other.nullable:
             reasons.append(f"column {field.name!r} is no longer nullable")
-        if not _widens(field.type, other.type):
+        if not widens(field.type, other.type):
             reasons.append(f"column {field.name!r} goes from {field.type} to {other.type}")
     added = [field for field in new if old.get_field_index(field.name) < 0]
     reasons += [f"the new column {field.name!r} is not nullable" for field in added if not field.nullable]
@@ -129,16 +127,16 @@ def evolve(old: pa.Schema, new: Any) -> pa.Schema:
     if reasons:
         raise InvalidRequestError(
             f"this schema can't follow the one in use: {'; '.join(reasons)}. A schema may add nullable columns and widen types.\n"
-            f"in use:\n{_indented(old)}\nasked for:\n{_indented(new)}"
+            f"in use:\n{indented(old)}\nasked for:\n{indented(new)}"
         )
     return new
 
 
-def _indented(schema: pa.Schema) -> str:
+def indented(schema: pa.Schema) -> str:
     return "\n".join(f"  {field}" for field in schema)
 
 
-def _widens(old: pa.DataType, new: pa.DataType) -> bool:
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
     if old.equals(new):
         return True
     if pt.is_integer(old) and pt.is_integer(new):
@@ -153,7 +151,7 @@ def _widens(old: pa.DataType, new: pa.DataType) -> bool:
 
 def difference(old: pa.Schema, new: pa.Schema) -> str:
     """Both schemas, for an error's text."""
-    return f"it has\n{_indented(old)}\nand not\n{_indented(new)}"
+    return f"it has\n{indented(old)}\nand not\n{indented(new)}"
 
 
 def upgrade(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -209,56 +207,3 @@ def python_type(kind: pa.DataType) -> pa.DataType:
 
 def _python_field(field: pa.Field) -> pa.Field:
     return field.with_type(python_type(field.type))
-
-
-def check_batch_schema(given: pa.Schema, wanted: pa.Schema) -> None:
-    """Refuse a batch whose columns can't become those of the stream without loss. Their values are checked as they are cast."""
-    reasons = []
-    for field in wanted:
-        index = given.get_field_index(field.name)
-        if index < 0:
-            if not field.nullable:
-                reasons.append(f"column {field.name!r} is missing")
-        elif not _fits(given.field(index).type, field.type):
-            reasons.append(f"column {field.name!r} is {given.field(index).type}, not {field.type}")
-    reasons += [f"column {name!r} is not in the stream's schema" for name in given.names if wanted.get_field_index(name) < 0]
-    if reasons:
-        raise InvalidRequestError(
-            f"this batch does not fit the stream: {'; '.join(reasons)}.\nstream:\n{_indented(wanted)}\nbatch:\n{_indented(given)}"
-        )
-
-
-def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if _widens(given, wanted) or pt.is_null(given):
-        return True
-    if pt.is_dictionary(given):
-        return _fits(given.value_type, wanted)
-    texts = pt.is_string, pt.is_large_string, pt.is_string_view
-    blobs = pt.is_binary, pt.is_large_binary, pt.is_binary_view
-    if any(test(given) for test in texts) and any(test(wanted) for test in (*texts, *blobs)):
-        return True
-    if any(test(given) for test in blobs) and any(test(wanted) for test in blobs):
-        return True
-    if pt.is_timestamp(given) and pt.is_timestamp(wanted):
-        # Whatever their units, pandas' nanoseconds above all: whether digits would be lost, the values say when they are cast.
-        return bool(given.tz == wanted.tz or (given.tz in _UTC and wanted.tz in _UTC))
-    if pt.is_duration(given) and pt.is_duration(wanted):
-        return True
-    if pt.is_decimal(given) and pt.is_decimal(wanted):
-        return bool(wanted.scale >= given.scale and wanted.precision - wanted.scale >= given.precision - given.scale)
-    if pt.is_nested(given) and pt.is_nested(wanted):
-        return bool(given.equals(wanted)) or _nested_fits(given, wanted)
-    return False
-
-
-def _nested_fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if pt.is_struct(given) and pt.is_struct(wanted):
-        return [f.name for f in given] == [f.name for f in wanted] and all(
-            _fits(a.type, b.type) for a, b in zip(given, wanted, strict=True)
-        )
-    lists = pt.is_list, pt.is_large_list, pt.is_fixed_size_list
-    if any(test(given) for test in lists) and any(test(wanted) for test in lists):
-        return _fits(given.value_type, wanted.value_type)
-    return bool(
-        pt.is_map(given) and pt.is_map(wanted) and _fits(given.key_type, wanted.key_type) and _fits(given.item_type, wanted.item_type)
-    )

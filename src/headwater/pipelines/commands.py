@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -62,7 +61,8 @@ def check_restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Grap
     record = savepoints.get_record(tenure.register, name)
     if record["state"] != savepoints.COMPLETE:
         raise ConflictError(
-            f"pipeline {graph.pipeline}: the savepoint {name!r} was abandoned when an earlier one was restored: its outputs were rolled back. "
+            f"pipeline {graph.pipeline}: the savepoint {name!r} was abandoned when an earlier one was restored: "
+            "its outputs were rolled back. "
             "Restore another one"
         )
     if not tenure.folders.savepoint(name).exists():
@@ -70,7 +70,9 @@ def check_restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Grap
     built = build_all(spark, store, graph, tenure.live.outputs, None)
     for output in graph.outputs.values():
         if output.name in record["outputs"]:
-            check_definition(graph.pipeline, output, record["outputs"][output.name], built[output.name].definition, f"the savepoint {name!r}")
+            check_definition(
+                graph.pipeline, output, record["outputs"][output.name], built[output.name].definition, f"the savepoint {name!r}"
+            )
 
 
 def restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, name: str, mode: str) -> None:
@@ -191,7 +193,7 @@ def rescale(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, par
         raise
     for name in chosen:
         tenure.folders.drop_old(name, generations[name].number)
-    return {name: partitions for name in chosen}
+    return dict.fromkeys(chosen, partitions)
 
 
 def _choose(tenure: Tenure, graph: Graph, only: str | None) -> list[str]:
@@ -206,13 +208,13 @@ def _choose(tenure: Tenure, graph: Graph, only: str | None) -> list[str]:
     chosen = [name for name in names if last_batch(tenure.folders.generation(name, live[name].number), "offsets") >= 0]
     if not chosen:
         raise InvalidRequestError(
-            f"pipeline {graph.pipeline} has no output with state yet: give partitions= in @p.stream or @p.table, which counts for new outputs"
+            f"pipeline {graph.pipeline} has no output with state yet: give partitions= in @p.stream or @p.table, "
+            "which counts for new outputs"
         )
     return chosen
 
 
 def _repartition(spark: SparkSession, graph: Graph, name: str, folder: str, partitions: int) -> None:
-    began = time.monotonic()
     try:
         repartition(spark, folder, partitions)
     except HeadwaterError:
@@ -220,6 +222,6 @@ def _repartition(spark: SparkSession, graph: Graph, name: str, folder: str, part
     except Exception as error:
         reason = describe_error(error).reason
         raise InvalidRequestError(
-            f"pipeline {graph.pipeline}: Spark can't divide the state of {name!r} into {partitions} partitions: {reason}. Nothing was changed "
-            f"({time.monotonic() - began:.1f} s). An output under a new name, with partitions={partitions}, is filled from the head"
+            f"pipeline {graph.pipeline}: Spark can't divide the state of {name!r} into {partitions} partitions: {reason}. "
+            f"Nothing was changed. An output under a new name, with partitions={partitions}, is filled from the head"
         ) from None

@@ -125,8 +125,11 @@ class Pipeline:
         scope, _, word = target.partition("/") if isinstance(target, str) else ("", "", "")
         if not scope or not word or "/" in word:
             raise InvalidRequestError(f"pipeline {self.name}: an output is a stream or table, 'scope/name', not {target!r}")
-        if watermark is not None and not (isinstance(watermark, tuple) and len(watermark) == 2 and all(isinstance(x, str) for x in watermark)):
-            raise InvalidRequestError(f"pipeline {self.name}: watermark is (column, delay), like ('_time', '10 minutes'), not {watermark!r}")
+        is_pair = isinstance(watermark, tuple) and len(watermark) == 2 and all(isinstance(part, str) for part in watermark)
+        if watermark is not None and not is_pair:
+            raise InvalidRequestError(
+                f"pipeline {self.name}: watermark is (column, delay), like ('_time', '10 minutes'), not {watermark!r}"
+            )
         _check_count("partitions", partitions, None)
         _check_count("max_events", max_events, None)
 
@@ -134,7 +137,15 @@ class Pipeline:
             name = check_word(function.__name__, "an output's name, which is its function's,")
             self._graph.add(
                 Output(
-                    name, function, target, is_table, watermark=watermark, partitions=partitions, trigger=trigger, max_events=max_events, **facts
+                    name,
+                    function,
+                    target,
+                    is_table,
+                    watermark=watermark,
+                    partitions=partitions,
+                    trigger=trigger,
+                    max_events=max_events,
+                    **facts,
                 )
             )
             return function
@@ -228,9 +239,7 @@ class Pipeline:
             raise InvalidRequestError(f"until is None or 'caught_up', not {until!r}")
         self._check_graph()
         self._session()
-        runner = Runner(
-            self._register, self._folders, self._graph, self._session, until=until, waits=standby, status=progress
-        )
+        runner = Runner(self._register, self._folders, self._graph, self._session, until=until, waits=standby, status=progress)
         return Run(self, runner)
 
     # Commands.
@@ -268,7 +277,7 @@ class Pipeline:
 
         On an error everything is as it was.
         """
-        if partitions is None or output is not None and not isinstance(output, str):
+        if partitions is None or (output is not None and not isinstance(output, str)):
             raise InvalidRequestError("rescale takes a number of partitions, and the name of an output")
         _check_count("partitions", partitions, None)
         if output is not None:
@@ -445,9 +454,7 @@ def _find_root(store: Store, given: str | os.PathLike[str] | None) -> Path:
         return local_folder(os.fspath(given))
     url = store.address[0]
     if "://" in url:
-        raise InvalidRequestError(
-            f"the store {url} is no local folder: give checkpoints=, a folder that all who run the pipeline can see"
-        )
+        raise InvalidRequestError(f"the store {url} is no local folder: give checkpoints=, a folder that all who run the pipeline can see")
     return Path(url) / "checkpoints"
 
 

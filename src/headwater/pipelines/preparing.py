@@ -70,7 +70,8 @@ def check_definition(pipeline: str, output: Output, known: Mapping[str, Any], de
         found.append(f"it fills {kinds[output.is_table]} {output.target}, and filled {kinds[known['is_table']]} {known['target']}")
     if found:
         raise IncompatibleError(
-            f"pipeline {pipeline}: the output {output.name!r} does not fit {what}: {'; '.join(found)}. Nothing was started. Run the old code, "
+            f"pipeline {pipeline}: the output {output.name!r} does not fit {what}: {'; '.join(found)}. Nothing was started. "
+            "Run the old code, "
             "or give the function another name and another stream or table: that output is filled from the head of its inputs",
             output=output.name,
             changes=found,

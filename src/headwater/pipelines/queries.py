@@ -75,9 +75,7 @@ def _check_mode(output: Output, df: DataFrame, definition: Mapping[str, Any]) ->
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     mode = modes.Update() if output.is_table else modes.Append()
     try:
-        jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
-            df._jdf.queryExecution().analyzed(), mode
-        )
+        jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(df._jdf.queryExecution().analyzed(), mode)
     except Exception as error:
         if "AnalysisException" not in type(error).__name__:
             return  # Spark has no public call for this check: the query's start makes it again.
@@ -109,8 +107,8 @@ def build_all(
         if len(blocked) == len(waiting):
             output, name = blocked[0]
             raise InvalidRequestError(
-                f"pipeline {graph.pipeline}: {output.name!r} reads {name}, which does not exist, and what fills it reads {output.name!r} in "
-                f"turn. Create {name} first, with store.create_stream and a schema: a cycle does not say what its rows are"
+                f"pipeline {graph.pipeline}: {output.name!r} reads {name}, which does not exist, and what fills it reads "
+                f"{output.name!r} in turn. Create {name} first, with store.create_stream and a schema: a cycle does not say what its rows are"
             )
         waiting = [output for output, _ in blocked]
     return built

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headwater import ABSENT, ConditionFailedError, ConflictError, InvalidRequestError, Store, Transaction
+from headwater import ABSENT, ConflictError, InvalidRequestError, Store, Transaction
 
 SCOPE = "pipelines"
 LIVE = "live"

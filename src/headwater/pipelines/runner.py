@@ -15,7 +15,7 @@ from headwater.pipelines import commands, savepoints
 from headwater.pipelines.errors import OutputFailedError
 from headwater.pipelines.graph import Graph
 from headwater.pipelines.preparing import prepare
-from headwater.pipelines.register import ANSWER, REQUEST, Register
+from headwater.pipelines.register import ANSWER, REQUEST, SAVEPOINT, Register
 from headwater.pipelines.requests import make_answer
 from headwater.pipelines.supervisor import BLOCKED, RUNNING, WAITING, Supervisor
 from headwater.pipelines.tenure import Folders, Tenure, acquire
@@ -62,7 +62,7 @@ class Runner:
         """End soon, in order. Any thread may call it."""
         self._stopping.set()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, dict[str, Any]]:
         supervisor = self._supervisor
         return supervisor.status() if supervisor is not None else {}
 
@@ -70,9 +70,7 @@ class Runner:
 
     def take(self, command: str) -> bool:
         """Take the pipeline over; False if this was stopped while it waited. ConflictError says to do `command`."""
-        self._tenure = acquire(
-            self._register, self._folders, waits=self._waits, is_stopped=self._stopping.is_set, command=command
-        )
+        self._tenure = acquire(self._register, self._folders, waits=self._waits, is_stopped=self._stopping.is_set, command=command)
         if self._tenure is None:
             return False
         try:
@@ -123,7 +121,9 @@ class Runner:
     def _notice_leftovers(self) -> None:
         for name in self._held.live.outputs:
             if name not in self._graph.outputs:
-                log.warning("pipeline %s: the output %r is no longer in the code; its state and savepoints stay", self._graph.pipeline, name)
+                log.warning(
+                    "pipeline %s: the output %r is no longer in the code; its state and savepoints stay", self._graph.pipeline, name
+                )
 
     def _loop(self) -> None:
         served = shown = 0.0
@@ -194,9 +194,7 @@ class Runner:
         if command == "restore":
             commands.check_restore(self._held, self._session(), self._store, self._graph, arguments["name"])
             return self._between(
-                lambda: commands.restore(
-                    self._held, self._session(), self._store, self._graph, arguments["name"], arguments["outputs"]
-                )
+                lambda: commands.restore(self._held, self._session(), self._store, self._graph, arguments["name"], arguments["outputs"])
             )
         if command == "rescale":
             return self._between(
@@ -223,7 +221,7 @@ class Runner:
         if savepoint is None:
             self._stopping.set()
             return None
-        if self._register.find(savepoints.SAVEPOINT + savepoint) is not None:
+        if self._register.find(SAVEPOINT + savepoint) is not None:
             self._take_savepoint(savepoint)  # It says that there is one.
         if self._supervisor is not None:
             # The last batch is in the savepoint: nothing is processed after it.

@@ -34,7 +34,7 @@ def take_session(pipeline: str, given: SparkSession | None) -> SparkSession:
 
 def check_session(pipeline: str, found: SparkSession) -> None:
     for name, wanted in SETTINGS.items():
-        has = found.conf.get(name, "")
+        has = found.conf.get(name, "") or ""
         if has.lower() != wanted.lower():
             raise InvalidRequestError(
                 f"pipeline {pipeline}: the session has {name}={has or 'nothing'}, and savepoints need {wanted}: set it with "

@@ -1,4 +1,4 @@
-"""Keeps the queries of a pipeline running: starts them one after the other, restarts those that a restart may help, and gives up on others."""
+"""Keeps the queries of a pipeline running: starts them one after the other, and restarts those that a restart may help."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ class Task:
 class Supervisor:
     """The queries of a pipeline's live generations."""
 
-    def __init__(
-        self, tenure: Tenure, store: Store, graph: Graph, built: Mapping[str, Built], *, until: str | None
-    ) -> None:
+    def __init__(self, tenure: Tenure, store: Store, graph: Graph, built: Mapping[str, Built], *, until: str | None) -> None:
         self._tenure = tenure
         self._store = store
         self._graph = graph
@@ -213,7 +211,7 @@ class Supervisor:
 
 def describe_error(error: BaseException) -> Failure:
     """The class of whatever ended a query, by the text of it and of its causes."""
-    texts = []
+    texts: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(texts) < 8:
         texts += [f"{type(seen).__name__}: {seen}", str(getattr(seen, "_desc", "") or ""), str(getattr(seen, "_stackTrace", "") or "")]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,10 @@ class Tenure:
 
     def claim(self) -> None:
         """Claim all outputs for the pipeline, at the register's present version."""
+        require = (self.register.name, LIVE, self.live.version)
         for generation in self.live.outputs.values():
             stream = self.register.store.stream(generation.target)
-            patiently(lambda stream=stream: stream.claim(claimant(self.register.pipeline), require=(self.register.name, LIVE, self.live.version)))  # type: ignore[misc]
+            patiently(partial(stream.claim, claimant(self.register.pipeline), require=require))
 
     def recover(self) -> None:
         """After a former owner that may still be alive: go on in copies of the checkpoints."""

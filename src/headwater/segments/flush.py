@@ -418,8 +418,11 @@ class Flusher:
         if self._inflight:
             self._finish(self._inflight[0])
             return
-        if not self._rest(self._burst.pause_seconds or SESSION_SECONDS / 3):
+        pauses = [self._burst.pause_seconds, self._session.pause_seconds if self._session is not None else None]
+        if not self._rest(min([pause for pause in pauses if pause is not None], default=SESSION_SECONDS / 3)):
             self._burst.end()
+            if self._session is not None:
+                self._session.rest()
 
     def _rest(self, seconds: float) -> bool:
         """Wait until there is something to do; False if there was nothing for so long."""
@@ -521,6 +524,7 @@ class Flusher:
             return
         session = self._live_session()
         index = session.reserve()
+        flush.first_file = session.first_file
         flush.begun = True
         flush.task = self._engine.workers.submit(lambda: flush.store(session, index), self._wake_after_store)
 
@@ -538,7 +542,7 @@ class Flusher:
     def _renew_session(self) -> None:
         session = self._session
         if session is not None and time.monotonic() - session.renewed > SESSION_SECONDS / 3:
-            live = self._engine.run(sessions.renew_session, session.id)
+            live = self._engine.run(sessions.renew_session, session.id, session.first_needed(self._inflight))
             session.renewed = time.monotonic()
             # A commit whose answer was lost may have been done before the fence: only its own repetition can tell.
             if not live and not (self._inflight and self._inflight[0].catalog_flush is not None):
@@ -623,7 +627,7 @@ class Flusher:
                 flush.task.result()
             except UnavailableError:
                 # Stored anew when it is tried again, and not before: a flush after room was made must not hear of an older attempt.
-                # Those behind it too: upkeep takes a journal file for finished when newer ones are committed.
+                # Those behind it too, so that what is committed later is stored later.
                 for other in self._inflight:
                     if other.task is not None:
                         other.task.wait()
@@ -644,7 +648,7 @@ class Flusher:
         while len(self._inflight) > 1 and self._inflight[1].is_stored:
             flush.absorb(self._inflight[1])
             del self._inflight[1]
-        flush.catalog_flush = flush.to_catalog(self._live_session())
+        flush.catalog_flush = flush.to_catalog(self._live_session(), self._inflight)
         return True
 
     def _handle_refusal(self, part: PendingPart, refusal: Refused) -> None:

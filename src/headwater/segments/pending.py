@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import google_crc32c
@@ -33,6 +33,8 @@ from headwater.storage import layout
 #: Up to so many events are encoded without arrays: making those takes 0.2 ms, a good part of an ack.
 FEW_EVENTS = 32
 _FOOTER_MAGIC = b"HWF1"
+#: A process that stores no large flush for this long keeps no preallocated files.
+_PAUSE_SECONDS = 5.0
 _ENCODERS = 2
 
 
@@ -48,6 +50,7 @@ class Session:
         #: More flushes that are encoded at once would take turns at the interpreter's lock, and the first be on its way later.
         self.encoders = threading.BoundedSemaphore(_ENCODERS)
         self._objects = 0
+        self._stored = False
         self._storage = engine.storage
         self._journal = engine.storage.journal(lambda index: layout.journal_key(self.id, index)) if engine.storage.local else None
 
@@ -62,11 +65,34 @@ class Session:
     def store(self, index: int, blocks: _Blocks) -> tuple[int, str, int]:
         """Make a flush's blocks durable; returns (object, its key, position of the first block)."""
         if self._journal is not None:
+            self._stored = True
             place = self._journal.append(blocks, blocks.length)
             return layout.object_id(self.id, place.index), place.key, place.offset
         key = layout.object_key(self.id, index)
         self._storage.put(key, [*blocks, blocks.footer])
         return layout.object_id(self.id, index), key, 0
+
+    @property
+    def first_file(self) -> int:
+        """The journal's file in use: what is stored from now on lies in this file or in a later one."""
+        return 0 if self._journal is None else self._journal.first_index
+
+    def first_needed(self, flushes: Iterable[PendingFlush]) -> int:
+        """The first file of the journal that these flushes, or any that is stored from now on, may name."""
+        # The file in use is looked at first: a flush that begins meanwhile lies behind it.
+        return min([self.first_file, *[flush.first_file for flush in flushes if flush.first_file is not None]])
+
+    @property
+    def pause_seconds(self) -> float | None:
+        """After this time without a flush the journal rests. None: it rests already."""
+        return _PAUSE_SECONDS if self._stored else None
+
+    def rest(self) -> None:
+        """Give back the space that the journal preallocated. The next renewal says so, so that upkeep may delete the last file too."""
+        if self._journal is not None and self._stored:
+            self._stored = False
+            self._journal.rest()
+            self.renewed = float("-inf")
 
     def close(self) -> None:
         if self._journal is not None:
@@ -164,6 +190,8 @@ class PendingFlush:
         self.begun = False
         self.task: Task[None] | None = None
         self.catalog_flush: Flush | None = None
+        #: Its bytes lie in this file of the session's journal or in later ones; None if it has none there.
+        self.first_file: int | None = None
 
     @property
     def _pieces(self) -> list[Piece]:
@@ -194,7 +222,7 @@ class PendingFlush:
 
     def begin_again(self) -> None:
         """To be stored, if it was, once more."""
-        self.begun, self.task, self.catalog_flush = False, None, None
+        self.begun, self.task, self.catalog_flush, self.first_file = False, None, None, None
         for piece in self._pieces:
             piece.begin_again()
 
@@ -214,6 +242,7 @@ class PendingFlush:
 
     def absorb(self, other: PendingFlush) -> None:
         """Take along another one that is stored too."""
+        self.first_file = min([flush.first_file for flush in (self, other) if flush.first_file is not None], default=None)
         mine = {part.lane: part for part in self.parts}
         for part in other.parts:
             if part.lane in mine:
@@ -221,8 +250,11 @@ class PendingFlush:
             else:
                 self.parts.append(part)
 
-    def to_catalog(self, session: Session) -> Flush:
-        """What the catalog commits, under the session's next number: where the blocks are, or, if they are not stored, the blocks."""
+    def to_catalog(self, session: Session, inflight: Iterable[PendingFlush]) -> Flush:
+        """What the catalog commits, under the session's next number: where the blocks are, or, if they are not stored, the blocks.
+
+        It says which files of the journal the session is done with, by the flushes that are `inflight` besides this one.
+        """
         parts = []
         objects: dict[int, str] = {}
         for pending in self.parts:
@@ -233,7 +265,8 @@ class PendingFlush:
                 if piece.place is not None:
                     objects[piece.place[0]] = piece.place[1]
             parts.append(Part(tuple(appends), _terms(lane, pending.pieces[-1].runs[-1])))
-        return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()))
+        first_file = session.first_needed(other for other in inflight if other is not self)
+        return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()), first_file)
 
 
 def _terms(lane: Lane, last: Run) -> tuple[Term, ...]:

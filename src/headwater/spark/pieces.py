@@ -89,7 +89,9 @@ class Piece:
 
     def _stage(self, tx: Transaction, rows: list[tuple[str, pa.RecordBatch]], entries: dict[str, bytes]) -> None:
         # A call that finds the store out of reach has added nothing, so it may be made again.
-        calls: list[Callable[[], None]] = [partial(tx.write_batch, name, some, key=self._options.key) for name, some in rows]
+        calls: list[Callable[[], None]] = [
+            partial(tx.write_batch, name, some, key=self._options.key, missing="null") for name, some in rows
+        ]
         calls += [partial(tx.put, str(self._options.table), key, value) for key, value in entries.items()]
         for call in calls:
             patiently(call)

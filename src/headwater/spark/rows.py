@@ -48,7 +48,7 @@ def check_target(store: Store, options: SinkOptions, schema: StructType) -> None
     # A transaction that is never begun checks a batch as a commit would, and stores nothing.
     check = store.transaction()
     try:
-        check.write_batch(stream.name, shape(empty, options, stream.schema), key=options.key)
+        check.write_batch(stream.name, shape(empty, options, stream.schema), key=options.key, missing="null")
     finally:
         check.abort()
 

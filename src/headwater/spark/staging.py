@@ -64,7 +64,7 @@ def gather(tx: Transaction, messages: Sequence[Staged], key: str | None) -> None
         for name, data in message.rows:
             for rows in pa.ipc.open_stream(data):
                 # A call that finds the store out of reach has added nothing, so it may be made again.
-                patiently(partial(tx.write_batch, name, rows, key=key))
+                patiently(partial(tx.write_batch, name, rows, key=key, missing="null"))
         for table, entries in message.entries:
             for entry_key, value in entries:
                 patiently(partial(tx.put, table, entry_key, value))

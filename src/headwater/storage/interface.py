@@ -42,6 +42,13 @@ class Journal(Protocol):
         After an UnavailableError nothing of them counts: repeat the call, which begins a new file.
         """
 
+    @property
+    def first_index(self) -> int:
+        """The index of the file in use: no later append goes to a file with a lower one."""
+
+    def rest(self) -> None:
+        """Give back the space that was preallocated and not used. The next append begins a new file."""
+
     def close(self) -> None:
         """Give back the space that was preallocated and not used. What was appended stays."""
 

@@ -20,6 +20,8 @@ from headwater.storage.files import Folder, explaining, preallocate, sync_data, 
 from headwater.storage.interface import Buffer, Place, byte_views
 
 _ALIGNMENT = 8
+#: The next file is begun when this part of one is used: two flushes before it is needed.
+_AHEAD = 4
 
 
 @dataclass
@@ -47,6 +49,7 @@ class FileJournal:
         self._next: Task[_File] | None = None
         self._workers = Workers("headwater-journal", 1)
         self._next_index = 0
+        self._first_index = 0
         self._closed = False
 
     def append(self, buffers: Iterable[Buffer], length: int | None = None) -> Place:
@@ -74,11 +77,19 @@ class FileJournal:
                 return Place(file.key, file.index, offset)
         raise AssertionError("the last try returned or raised")
 
+    @property
+    def first_index(self) -> int:
+        return self._first_index
+
+    def rest(self) -> None:
+        with self._mutex:
+            self._leave()
+            self._drop_next()
+
     def close(self) -> None:
         with self._mutex:
             self._closed = True
-            self._leave()
-            self._drop_next()
+        self.rest()
         self._workers.close()
 
     def _reserve(self, length: int) -> tuple[_File, int]:
@@ -89,11 +100,12 @@ class FileJournal:
                 self._leave()
                 with explaining("begin a journal file in", self._folder.root):
                     file = self._file = self._take_next(length) or self._create(length)
+                self._first_index = file.index
             offset = file.used
             file.used = _align(offset + length)
             file.appends += 1
             # A smaller file than usual is what a nearly full disk had left.
-            if self._next is None and file.used > file.size // 2 and file.size >= self._file_bytes:
+            if self._next is None and file.used > file.size // _AHEAD and file.size >= self._file_bytes:
                 self._next = self._workers.submit(lambda: self._create_sized(_align(self._file_bytes)))
             return file, offset
 
@@ -118,8 +130,10 @@ class FileJournal:
     def _leave(self) -> None:
         """Let no more appends go to the file."""
         file, self._file = self._file, None
-        if file is not None and not file.appends:
-            self._trim(file)
+        if file is not None:
+            self._first_index = file.index + 1
+            if not file.appends:
+                self._trim(file)
 
     def _end(self, file: _File, *, is_good: bool = True) -> None:
         """Note that an append ended. The last one to a file that takes no more gives back what is left of it."""
@@ -143,8 +157,7 @@ class FileJournal:
         return self._create_sized(least)
 
     def _create_sized(self, size: int) -> _File:
-        # An index is used up even if its file fails and stays, so that no key ever means two files. If nothing stays, it is used again:
-        # garbage collection counts on neighbours being used at about the same time.
+        # An index is used up even if its file fails and stays, so that no key ever means two files. If nothing stays, it is used again.
         index, self._next_index = self._next_index, self._next_index + 1
         key = self._key_for(index)
         path = self._folder.path(key)

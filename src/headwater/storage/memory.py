@@ -135,11 +135,23 @@ class MemoryJournal:
                 failpoints.reach("journal.written")
             return Place(self._key_for(self._index), self._index, offset)
 
+    @property
+    def first_index(self) -> int:
+        with self._mutex:
+            return self._index if self._file else self._index + 1
+
+    def rest(self) -> None:
+        with self._mutex:
+            self._leave()
+
     def close(self) -> None:
         with self._mutex:
-            if not self._closed:
-                self._trim()
+            self._leave()
             self._closed = True
+
+    def _leave(self) -> None:
+        self._trim()
+        self._file, self._used = bytearray(), 0
 
     def _trim(self) -> None:
         if self._index >= 0 and self._used < len(self._file):

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from headwater.catalog import extents, segments, streams, tags
+from headwater.catalog import extents, looks, segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.extents import InChunk
 from headwater.catalog.operations import Right, operation
@@ -17,6 +17,7 @@ from headwater.errors import CorruptDataError, InvalidRequestError, TruncatedErr
 from headwater.model.arguments import MOST, check_time, check_whole, shown
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
 from headwater.model.keys import KEY_SPACE, KeyRange
+from headwater.model.markers import CommittedMarker, Look
 from headwater.runtime import clock
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -47,6 +48,21 @@ def tail(engine: Engine, streams: Sequence[StreamRef]) -> Cut:
         if not found[stream.id]:
             raise deleted(stream)
     return Cut(engine.store_id, {stream.name: StreamCut(stream.id, _tail(found[stream.id])) for stream in streams})
+
+
+def look(engine: Engine, streams: Sequence[StreamRef], owners: Sequence[str]) -> Look:
+    """The tails of streams and the last markers of owners, in one look."""
+    found = engine.run(looks.look, [stream.id for stream in streams], owners)
+    for stream in streams:
+        if not found.segments[stream.id]:
+            raise deleted(stream)
+    parts = {stream.name: StreamCut(stream.id, _tail(found.segments[stream.id])) for stream in streams}
+    markers: dict[str, CommittedMarker | None] = dict.fromkeys(owners)
+    for owner, sequence, fingerprint, tails in found.markers:
+        # Streams that were deleted since have no place any more.
+        places = {found.names[stream]: StreamCut(stream, numbers) for stream, numbers in tails.items() if stream in found.names}
+        markers[owner] = CommittedMarker(owner, sequence, fingerprint, Cut(engine.store_id, places))
+    return Look(Cut(engine.store_id, parts), markers)
 
 
 def at_time(engine: Engine, stream: StreamRef, time: datetime) -> Cut:
@@ -164,6 +180,14 @@ def numbers_in(tx: Tx, store_id: str, stream: int, place: Place) -> dict[int, in
     return found
 
 
+def readable_numbers(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> dict[int, int]:
+    """A cut's numbers for a stream. TruncatedError if the cut lies before the head."""
+    _, rows = _look_at(tx, stream.id)
+    found = cut_numbers(store_id, stream, rows, cut)
+    _between(store_id, stream, rows, found, None)
+    return found
+
+
 def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[Range], dict[int, int]]:
     """What lies before a cut, and the head."""
     _, rows = _look_at(tx, stream.id)
@@ -201,17 +225,6 @@ def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[i
 def single(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
     """A cut of one stream at these numbers."""
     return Cut(engine.store_id, {stream.name: StreamCut(stream.id, numbers)})
-
-
-def check_truncation(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> tuple[dict[int, int], list[int]]:
-    """(new heads by segment, segments to drop) for a truncation at a cut."""
-    numbers = cut_numbers(store_id, stream, rows, cut)
-    by_number = {row.number: row for row in rows}
-    # Segments of the cut that are gone lie before the head already.
-    numbers = {segment: number for segment, number in numbers.items() if segment in by_number}
-    spans = [by_number[segment].span for segment in numbers]
-    dropped = [row.number for row in rows if row.number not in numbers and is_before(row.span, spans)]
-    return {segment: number for segment, number in numbers.items() if number > by_number[segment].head}, dropped
 
 
 def _look_at(tx: Tx, stream: int) -> tuple[StreamRef, list[SegmentRow]]:

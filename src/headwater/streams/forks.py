@@ -59,7 +59,7 @@ def tag_cut(tx: Tx, store_id: str, name: str, cut: Cut) -> bool:
     if not isinstance(cut, Cut) or not cut.streams:
         raise InvalidRequestError(f"a tag names a cut of one or more streams, not {shown(cut)}")
     heads, pins = {}, []
-    for ref in _streams_of(tx, cut):
+    for ref in streams_of(tx, cut):
         streams.lock_stream(tx, ref.id)
         found, head = cuts.ranges_to(tx, store_id, ref, cut)
         heads[ref.name] = StreamCut(ref.id, head)
@@ -71,7 +71,7 @@ def tag_cut(tx: Tx, store_id: str, name: str, cut: Cut) -> bool:
     return tags.insert_tag(tx, name, str(cut), str(Cut(store_id, heads)), pins)
 
 
-def _streams_of(tx: Tx, cut: Cut) -> list[StreamRef]:
+def streams_of(tx: Tx, cut: Cut) -> list[StreamRef]:
     """The streams that have the names of a cut's, in the order of their ids: that is the order in which they are locked."""
     found = []
     for name in cut.streams:
@@ -98,7 +98,7 @@ def hold_range(tx: Tx, store_id: str, name: str, start: Cut | None, end: Cut, se
         raise InvalidRequestError(f"a hold is for a number of seconds, up to {HOLD_SECONDS / 86400:g} days, not {shown(seconds)}")
     for cut in (start, end) if start is not None else (end,):
         cuts.check_cut(cut)
-    refs = _streams_of(tx, end)
+    refs = streams_of(tx, end)
     tags.lock_held(tx, name, [ref.id for ref in refs])
     pins = []
     for ref in refs:

@@ -14,19 +14,16 @@ from headwater.catalog.database import Tx
 from headwater.catalog.objects import ObjectRow, Owners
 from headwater.catalog.operations import operation
 from headwater.errors import InvalidRequestError
-from headwater.model.limits import LOCAL_WRITES
 from headwater.runtime import clock, failpoints
 from headwater.segments.engine import Engine
 from headwater.storage import layout
 from headwater.storage.interface import ObjectInfo
+from headwater.storage.layout import SessionKey
 
 _SLICE = 200
 #: A transaction may store its blocks before the catalog hears of it. One that is not heard of for this long is aborted there first, so
 #: that a commit which comes after all is refused: then its bytes can go.
 _UNHEARD_SECONDS = 3600.0
-#: So many of a live session's newest journal files may still be named. A flush lies at most LOCAL_WRITES - 1 files before those that were
-#: stored at the same time, and while one of these keeps it from its commit, LOCAL_WRITES - 2 more may begin, each with a file of its own.
-KEPT_JOURNALS = 2 * LOCAL_WRITES - 2
 _PREFIXES = (layout.JOURNAL_PREFIX, layout.OBJECT_PREFIX, layout.CHUNK_PREFIX, layout.TRANSACTION_PREFIX)
 
 
@@ -55,11 +52,11 @@ def collect(engine: Engine, session: int) -> int:
 def find_dead(tx: Tx) -> list[ObjectRow]:
     """The objects that no extent names, and that nobody may name again."""
     unnamed = objects.list_unnamed(tx)
-    owners = objects.get_owners(tx) if unnamed else Owners(frozenset(), frozenset())
-    return [row for row in unnamed if not _may_be_named(tx, row, owners)]
+    owners = objects.get_owners(tx) if unnamed else Owners({}, frozenset())
+    return [row for row in unnamed if not _may_be_named(row, owners)]
 
 
-def _may_be_named(tx: Tx, row: ObjectRow, owners: Owners) -> bool:
+def _may_be_named(row: ObjectRow, owners: Owners) -> bool:
     """Whether its maker may still commit something that lies in this object."""
     transaction = layout.parse_transaction_key(row.key)
     if transaction is not None:
@@ -67,11 +64,14 @@ def _may_be_named(tx: Tx, row: ObjectRow, owners: Owners) -> bool:
     found = layout.parse_key(row.key)
     if found is None:
         return True  # Not one of ours to judge.
-    if found.kind != "journal" or found.session not in owners.sessions:
-        return False  # Other objects are named once, in the commit that made their row.
-    last = layout.object_id(found.session, layout.INDEXES - 1)
-    newest = objects.find_newest(tx, layout.object_id(found.session, 0), last)
-    return newest is None or newest - row.id < KEPT_JOURNALS
+    # Other objects are named once, in the commit that made their row.
+    return found.kind == "journal" and _may_name(owners, found)
+
+
+def _may_name(owners: Owners, key: SessionKey) -> bool:
+    """Whether a session is live and may still name an object of its own; of its journal, it says which files it is done with."""
+    first_file = owners.sessions.get(key.session)
+    return first_file is not None and (key.kind != "journal" or key.index >= first_file)
 
 
 def collect_orphans(engine: Engine, session: int, note: Callable[[str], None]) -> int:
@@ -136,4 +136,4 @@ def _is_orphan(key: str, owners: Owners, unheard: set[str]) -> bool:
     if layout.parse_temporary_key(key) == layout.IDENTITY_KEY:
         return True  # The store has its id, or nobody could have opened it.
     found = layout.parse_key(layout.parse_temporary_key(key) or key)
-    return found is not None and found.session not in owners.sessions
+    return found is not None and not _may_name(owners, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.errors import FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
-from headwater.model.cuts import Cut, Span, StreamCut, is_before, last_spans
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.policies import Retention
+from headwater.model.segmentmap import SegmentMap
 from headwater.runtime import clock, failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -92,7 +93,7 @@ def _cuts(engine: Engine, stream: StreamRef, policy: Retention, now_us: int) -> 
 def truncate_retained(tx: Tx, session: int, store_id: str, stream: int, cut: Cut) -> bool:
     """Truncate a stream at a cut, as the session that has the upkeep's lease; whether anything became unreadable."""
     leases.hold(tx, session)
-    return truncation.truncate_locked(tx, store_id, streams.lock_stream(tx, stream), cut)
+    return truncation.truncate_locked(tx, store_id, streams.lock_stream(tx, stream), cut, stops_at_keeps=True)
 
 
 @operation("commit", repeatable=True)
@@ -107,12 +108,13 @@ def truncate_consumed(tx: Tx, session: int, store_id: str, stream: int, names: S
     if isinstance(found, str):
         return False, found
     cut = Cut(store_id, {row.full_name: StreamCut(stream, found)})
-    return truncation.truncate_locked(tx, store_id, row, cut), None
+    return truncation.truncate_locked(tx, store_id, row, cut, stops_at_keeps=True), None
 
 
 def _consumed(tx: Tx, stream: int, names: Sequence[str]) -> dict[int, int] | str:
     """The cut past all that these groups have read; or the name of one that is missing, so that nothing goes unread."""
     rows = segments.list_segments(tx, stream)
+    stream_map = SegmentMap(rows)
     heads = {row.number: row.tail for row in rows}
     # Where the groups are, also at the end of a segment: they find their way to its successors from there.
     entered: set[int] = set()
@@ -122,11 +124,9 @@ def _consumed(tx: Tx, stream: int, names: Sequence[str]) -> dict[int, int] | str
             return name
         numbers = {item.segment: item.position for item in groups.list_frontier(tx, group.id) if item.stream == stream}
         entered.update(numbers)
-        spans = [row.span for row in rows if row.number in numbers]
-        for row in rows:
-            read = numbers.get(row.number, row.tail if is_before(row.span, spans) else row.head)
-            heads[row.number] = min(heads[row.number], read)
-    return _cut_behind(rows, heads, entered)
+        for number, read in stream_map.reached(numbers).items():
+            heads[number] = min(heads[number], read)
+    return stream_map.frontier(heads, entered)
 
 
 @operation("read")
@@ -155,7 +155,7 @@ def find_oversized(tx: Tx, stream: int, limit_bytes: int) -> dict[int, int] | No
         excess -= extent.bytes
         heads[number] = extent.first + extent.events
         _push(waiting, number, rest)
-    return _cut_behind(rows, heads)
+    return SegmentMap(rows).frontier(heads)
 
 
 def _push(waiting: list[_Next], number: int, rest: Iterator[_Extent]) -> None:
@@ -181,26 +181,3 @@ def _extents(tx: Tx, row: SegmentRow) -> Iterator[_Extent]:
             left = first + count - start
             yield _Extent(start, left, size * left // count, last_at)
         at = found[-1][0] + found[-1][1]
-
-
-def _cut_behind(rows: list[SegmentRow], heads: dict[int, int], kept: Collection[int] = ()) -> dict[int, int]:
-    """The cut with these heads: where a sealed segment is all gone, and none of `kept`, its successors' heads count.
-
-    Nothing that lies behind something that stays is before it: a merged segment stays whole while one of those it was made of does, and
-    the others of those, all gone, are where the cut is.
-    """
-    newest = {span.number for span in last_spans(row.span for row in rows)}
-    starts: list[Span] = []
-    staying: list[Span] = []
-    gone: list[Span] = []
-    for row in sorted(rows, key=lambda row: row.number):
-        span = Span(row.number, row.keys, heads[row.number], row.tail)
-        if any(span.keys.overlaps(other.keys) for other in staying):
-            staying.append(span)
-        elif span.head < span.tail or span.number in newest or span.number in kept:
-            staying.append(span)
-            starts.append(span)
-        else:
-            gone.append(span)
-    ends = last_spans(span for span in gone if not any(span.keys.overlaps(other.keys) for other in starts))
-    return {span.number: span.head for span in (*starts, *ends)}

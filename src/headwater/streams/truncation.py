@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from headwater.catalog import extents, journals, segments, streams
+from headwater.catalog import extents, journals, keeps, segments, streams
 from headwater.catalog.database import Tx
-from headwater.catalog.operations import Right, operation
-from headwater.errors import NotFoundError
+from headwater.catalog.operations import Operation, Right, operation
+from headwater.errors import ConflictError, NotFoundError
 from headwater.model.cuts import Cut
+from headwater.model.segmentmap import SegmentMap
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.streams.cuts import check_truncation
+from headwater.streams.cuts import cut_numbers
 from headwater.streams.lifecycle import bare_ref
 
 
@@ -30,12 +31,25 @@ def truncate_stream(tx: Tx, store_id: str, stream: int, cut: Cut) -> bool:
     return truncate_locked(tx, store_id, streams.lock_stream(tx, stream), cut)
 
 
-def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut) -> bool:
+def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut, *, stops_at_keeps: bool = False) -> bool:
     """Like `truncate_stream`, of a stream that the caller has locked.
 
-    A reader group's reset looks for the head under this lock too: it comes either before or after.
+    A cut past a keep is a ConflictError, or, with `stops_at_keeps`, moved back to the keep. A reader group's reset looks for the head under
+    this lock too: it comes either before or after.
     """
-    heads, dropped = check_truncation(store_id, bare_ref(row), segments.list_segments(tx, row.id), cut)
+    listed, floors = tx.run_all([segments.listed(row.id), keeps.floors_of(row.id)])
+    rows = [segments.to_row(found) for found in listed]
+    numbers = cut_numbers(store_id, bare_ref(row), rows, cut)
+    stream_map = SegmentMap(rows)
+    # Segments of the cut that are gone lie before the head already.
+    numbers = {segment: number for segment, number in numbers.items() if segment in stream_map.segments}
+    for floor in keeps.to_floors(floors):
+        if not stops_at_keeps and stream_map.passes(numbers, floor.numbers):
+            raise ConflictError(f"the keep {floor.name!r} keeps some of what this truncates of {row.full_name}: move it, or unkeep it")
+        # Also where no event lies between the two: the segments that the keep names stay.
+        numbers = stream_map.earlier(numbers, floor.numbers)
+    heads = {segment: number for segment, number in numbers.items() if number > stream_map.segments[segment].head}
+    dropped = [segment.number for segment in stream_map.before(numbers)]
     if heads or dropped:
         segments.advance_heads(tx, row.id, heads, dropped)
     return bool(heads or dropped)
@@ -43,8 +57,17 @@ def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut) -> 
 
 def free_rows(engine: Engine) -> int:
     """Delete the extents of what was truncated or deleted, and that no fork or tag needs; returns how many rows went."""
+    return _free(engine, extents.delete_unneeded, extents.delete_dead_extents)
+
+
+def free_deleted(engine: Engine) -> int:
+    """Like `free_rows`, with the indexes of deleted journals."""
+    return _free(engine, extents.delete_unneeded, extents.delete_dead_extents, journals.delete_dead)
+
+
+def _free(engine: Engine, *steps: Operation[[], int]) -> int:
     gone = 0
-    for step in (extents.delete_unneeded, extents.delete_dead_extents, journals.delete_dead):
+    for step in steps:
         while found := engine.run(step):
             gone += found
             failpoints.reach("truncate.sliced")

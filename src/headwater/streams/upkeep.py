@@ -299,7 +299,7 @@ class Upkeep:
             report.sessions_fenced += len(self._engine.run(sessions.fence_expired_sessions))
         if self._engine.run(tags.has_expired):
             self._engine.run(tags.delete_expired)
-            report.rows_deleted += truncation.free_rows(self._engine)
+            report.rows_deleted += truncation.free_deleted(self._engine)
 
     def _scale(self, report: UpkeepReport) -> None:
         done = autoscaling.scale_streams(self._engine, self._now_us())
@@ -309,7 +309,7 @@ class Upkeep:
     def _retain(self, report: UpkeepReport) -> None:
         session = self._live_session()
         report.streams_truncated += retention.retain(self._engine, session, self._now_us(), lambda problem: self._note(report, problem))
-        report.rows_deleted += truncation.free_rows(self._engine)
+        report.rows_deleted += truncation.free_deleted(self._engine)
 
     def _tier(self, report: UpkeepReport, eager: bool) -> None:
         backlogs = self._engine.run(tiers.list_backlogs)
@@ -380,7 +380,7 @@ class Upkeep:
 
     def _collect(self, report: UpkeepReport) -> None:
         report.rows_deleted += self._engine.run(tags.forget_dropped)
-        report.rows_deleted += truncation.free_rows(self._engine)
+        report.rows_deleted += truncation.free_deleted(self._engine)
         while gone := self._engine.run(objects.prune, self._live_session()):
             report.rows_deleted += gone
         report.objects_deleted += garbage.collect(self._engine, self._live_session())

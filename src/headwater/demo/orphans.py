@@ -1,6 +1,6 @@
 """Ending with the demo, however it ends: its processes have their standard input from it, which closes then.
 
-`python -m headwater.cli.demo.orphans ARGUMENTS...` is the command line, ended so.
+`python -m headwater.demo.orphans ARGUMENTS...` is the command line, ended so.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 import headwater as hw
 from headwater.check import CheckReport, StreamContents, check_store, stream_contents
-from headwater.cli.demo.chart import Mark, Sample
-from headwater.cli.demo.delivery import Delivery
-from headwater.cli.demo.files import LIMITS, SCHEMA, SCHEMA_TEXT, make_files
-from headwater.cli.demo.pipeline import ENRICHED, READINGS, WINDOWS
-from headwater.cli.demo.processes import DemoProcess, module_command
-from headwater.cli.demo.proof import Proof, WindowProof, prove, prove_enriched, prove_windows
+from headwater.demo.chart import Mark, Sample
+from headwater.demo.delivery import Delivery
+from headwater.demo.files import LIMITS, SCHEMA, SCHEMA_TEXT, make_files
+from headwater.demo.pipeline import ENRICHED, READINGS, WINDOWS
+from headwater.demo.processes import DemoProcess, module_command
+from headwater.demo.proof import Proof, WindowProof, prove, prove_enriched, prove_windows
 
 KILL, DRIVER_KILL, SPLIT = "✗", "◆", "┿"
 _SEGMENTS = 2

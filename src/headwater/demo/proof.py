@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
-from headwater.cli.demo.files import BEGINNING, WINDOW_SECONDS, enriched, parse_line
+from headwater.demo.files import BEGINNING, WINDOW_SECONDS, enriched, parse_line
 
 Row = dict[str, Any]
 

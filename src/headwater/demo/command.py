@@ -21,11 +21,11 @@ from rich.text import Text
 
 from headwater.cli.app import FAILED, OK
 from headwater.cli.arguments import Number
-from headwater.cli.demo.chart import draw_chart, save_chart
-from headwater.cli.demo.pipeline import ENRICHED, READINGS, WINDOWS
-from headwater.cli.demo.proof import Proof, WindowProof
-from headwater.cli.demo.run import DRIVER_KILL, KILL, SPLIT, Demo, Outcome, State, has_spark
 from headwater.cli.output import console, emit, key_bar, size
+from headwater.demo.chart import draw_chart, save_chart
+from headwater.demo.pipeline import ENRICHED, READINGS, WINDOWS
+from headwater.demo.proof import Proof, WindowProof
+from headwater.demo.run import DRIVER_KILL, KILL, SPLIT, Demo, Outcome, State, has_spark
 
 _FRAMES_PER_SECOND = 10
 _NEWS_LINES = 4

@@ -16,7 +16,7 @@ import headwater as hw
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """How to run a module of the demo."""
-    return [sys.executable, "-m", f"headwater.cli.demo.{module}", *arguments]
+    return [sys.executable, "-m", f"headwater.demo.{module}", *arguments]
 
 
 class DemoProcess:

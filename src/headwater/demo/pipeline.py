@@ -1,4 +1,4 @@
-"""The Spark pipeline that the demo kills: `python -m headwater.cli.demo.pipeline STORE CHECKPOINTS [standby]`.
+"""The Spark pipeline that the demo kills: `python -m headwater.demo.pipeline STORE CHECKPOINTS [standby]`.
 
 Two steps, from stream to stream: each reading gets its site and whether it is hot (a join), then readings are counted by site and minute of
 event time, late ones too. Started again, it goes on from its checkpoints; headwater's sink stores each batch once. That is all of it.
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwater.cli.demo.files import LIMITS, SENSORS, WATERMARK_SECONDS, WINDOW_SECONDS
-from headwater.cli.demo.orphans import end_with_parent
+from headwater.demo.files import LIMITS, SENSORS, WATERMARK_SECONDS, WINDOW_SECONDS
+from headwater.demo.orphans import end_with_parent
 
 READINGS, ENRICHED, WINDOWS = "demo/readings", "demo/enriched", "demo/windows"
 #: A small session that is there soon: this is a demo, not a cluster.

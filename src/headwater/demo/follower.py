@@ -1,4 +1,4 @@
-"""The reader that the demo leaves alone: `python -m headwater.cli.demo.follower STORE STREAM`.
+"""The reader that the demo leaves alone: `python -m headwater.demo.follower STORE STREAM`.
 
 It follows the tail until the stream is sealed, counts, and checks the order of each sensor's readings. Its counts go to standard output.
 """
@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 import headwater as hw
-from headwater.cli.demo.orphans import end_with_parent
+from headwater.demo.orphans import end_with_parent
 
 _REPORT_SECONDS = 0.1
 
