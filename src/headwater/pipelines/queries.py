@@ -108,7 +108,7 @@ def build_all(
             output, name = blocked[0]
             raise InvalidRequestError(
                 f"pipeline {graph.pipeline}: {output.name!r} reads {name}, which does not exist, and what fills it reads "
-                f"{output.name!r} in turn. Create {name} first, with store.create_stream and a schema: a cycle does not say what its rows are"
+                f"{output.name!r} in turn. Create {name} first, with store.create_stream and a schema"
             )
         waiting = [output for output, _ in blocked]
     return built

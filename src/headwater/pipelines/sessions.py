@@ -29,7 +29,14 @@ def take_session(pipeline: str, given: SparkSession | None) -> SparkSession:
     if found is None:
         return session(f"headwater {pipeline}", **{name.replace(".", "__"): text for name, text in SETTINGS.items()})
     check_session(pipeline, found)
+    _activate(found)
     return register(found)
+
+
+def _activate(found: SparkSession) -> None:
+    """Make the session this thread's active one: Spark finds `headwater` only by that when a query starts."""
+    jvm: Any = found._jvm
+    getattr(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(found._jsparkSession)
 
 
 def check_session(pipeline: str, found: SparkSession) -> None:
