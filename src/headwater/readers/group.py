@@ -25,7 +25,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
 from headwater.streams.cuts import Place
-from headwater.streams.lifecycle import naming, open_stream
+from headwater.streams.lifecycle import SCALED_KINDS, naming, open_stream
 
 if TYPE_CHECKING:
     from headwater.store import Store
@@ -201,8 +201,8 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
         raise InvalidRequestError("a reader group takes a list of one or more streams")
     refs = [open_stream(engine, name) for name in given]
     for ref in refs:
-        if ref.kind != "events":
-            raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events")
+        if ref.kind not in SCALED_KINDS:
+            raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events and journals")
     while (found := engine.run(groups.find_group, name)) is None:
         made = _create(engine, name, refs, start, end)
         if made is not None:

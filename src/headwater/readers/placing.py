@@ -12,6 +12,7 @@ from headwater.errors import InvalidRequestError
 from headwater.model.names import parse_word
 from headwater.streams import cuts
 from headwater.streams.cuts import Place
+from headwater.streams.lifecycle import SCALED_KINDS
 
 
 @operation("commit", repeatable=True)
@@ -22,8 +23,8 @@ def create_group(
     parse_word(name, "reader group")
     rows, positions = _locked_positions(tx, store_id, starts)
     for row in rows:
-        if row.kind != "events":
-            raise InvalidRequestError(f"{row.full_name} is of kind {row.kind!r}: a reader group reads streams of events")
+        if row.kind not in SCALED_KINDS:
+            raise InvalidRequestError(f"{row.full_name} is of kind {row.kind!r}: a reader group reads streams of events and journals")
     stops = _locked_positions(tx, store_id, ends)[1] if ends is not None else None
     return groups.create_group(tx, name, {row.id: row.full_name for row in rows}, positions, stops)
 
