@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame
 _ID = re.compile(r"#(\d+)L?(?:-T\d+ms)?")
 _ALIAS = re.compile(r" AS `?\w+`?(?=$|,)")
 _PARTS = ("operator", "keys", "functions", "types")
+#: Of a longer text only the part that differs is shown.
+_SHOWN = 120
 _NAMES = {
     "Aggregate": "aggregation",
     "Distinct": "distinct",
@@ -58,10 +60,21 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for one, other in zip(before, after, strict=True):
             for part in _PARTS[1:]:
                 if one[part] != other[part]:
-                    found.append(f"the {part} of its {one['operator']} are [{other[part]}], and were [{one[part]}]")
+                    is_now, was = _apart(other[part], one[part])
+                    found.append(f"the {part} of its {one['operator']} are [{is_now}], and were [{was}]")
     if before and _release(old["spark"]) != _release(new["spark"]):
         found.append(f"its state was written by Spark {old['spark']}, and this is Spark {new['spark']}")
     return found
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Both texts around the first place where they differ: a window's definition is as long as a page."""
+    if max(len(one), len(other)) <= _SHOWN:
+        return one, other
+    at = next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+    first = max(0, at - _SHOWN // 2)
+    shown = [("..." if first else "") + text[first : first + _SHOWN] + "..." * (len(text) > first + _SHOWN) for text in (one, other)]
+    return shown[0], shown[1]
 
 
 def _operators(nodes: list[dict[str, str]]) -> str:
