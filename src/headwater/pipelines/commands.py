@@ -103,8 +103,7 @@ def complete_restore(tenure: Tenure, store: Store) -> None:
         generations, cuts = _restored(tenure, name, record, rolls_back, made)
         live = replace(tenure.live, outputs=generations, pending=None)
         with store.transaction() as tx:
-            for target, cut in cuts.items():
-                tx.roll_back(target, cut)
+            assert not cuts, "roll_back is refused before"
             for other, found in later.items():
                 tx.put(register.name, SAVEPOINT + other, encode({**found, "state": savepoints.ABANDONED}))
             register.add_live(tx, live)

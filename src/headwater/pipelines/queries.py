@@ -24,7 +24,7 @@ from headwater.spark.options import read_sink_options
 from headwater.spark.rows import check_target
 
 #: Two queries that start in one session in the same moment may break each other (Spark 4.3: OptionalDataException).
-_STARTING_SECONDS = 30.0
+_STARTING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
