@@ -260,9 +260,7 @@ def test_a_cycle_through_a_stream_ends_when_nothing_is_in_flight(shop: Shop) -> 
 
 def test_a_session_with_another_provider_is_refused(shop: Shop) -> None:
     shop.spark.conf.unset(next(iter(SETTINGS)))
-    with pytest.raises(
-        hw.InvalidRequestError, match=r"the session has .*providerClass=nothing, and savepoints need .*RocksDB"
-    ):
+    with pytest.raises(hw.InvalidRequestError, match=r"the session has .*providerClass=nothing, and savepoints need .*RocksDB"):
         shop.totals().run(until="caught_up")
     assert TOTALS not in shop.store.tables()
 
