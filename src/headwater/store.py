@@ -321,11 +321,15 @@ class Store:
         """An existing stream; NotFoundError if there is none."""
         return Stream(self, lifecycle.open_stream(self._engine, parse_stream_name(name)))
 
-    def streams(self, scope: str | None = None, label: str | None = None) -> list[str]:
-        """Full names, in order, of all streams, or of those in a scope or with a label."""
+    def streams(self, scope: str | None = None, label: str | None = None, kinds: Collection[str] = ("events", "bytes")) -> list[str]:
+        """List the streams of events and of bytes by full name, in order; only those of a scope, with a label, or of other `kinds`.
+
+        The other kinds are "table", "revisioned" and "journal".
+        """
         if label is not None:
             parse_word(label, "label")
-        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label)
+        chosen = lifecycle.check_kinds(kinds)
+        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label, chosen)
 
     def delete_stream(self, name: str, *, seal: bool = False) -> None:
         """Delete a sealed stream with all its data. The name may be used again, for another stream.
@@ -521,7 +525,7 @@ class Store:
         return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
 
     def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:
-        """The newest transactions first."""
+        """List the newest transactions first, without those that were aborted before anything was staged, unless they had a marker."""
         check_whole(limit, "limit", most=MOST)
         check_flag(only_open, "only_open")
         return [

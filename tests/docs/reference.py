@@ -39,9 +39,13 @@ _SECTIONS = {
     "Writing": ["Writer", "Ack", "ByteWriter", "ByteReader"],
     "Transactions": ["Transaction", "Commit", "Marker", "CommittedMarker", "TransactionStatus", "TransactionInfo"],
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
+    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Match", "EXISTS"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }
-_CONSTANTS = {"ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n"}
+_CONSTANTS = {
+    "ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n",
+    "EXISTS": "The state of an entity that has events, whatever its sequence: for `expected`.\n",
+}
 #: Public for other modules of ours only.
 _INTERNAL = {"abandon", "add", "is_ours", "stage"}
 

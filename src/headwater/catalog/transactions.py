@@ -283,15 +283,19 @@ class TransactionRow(NamedTuple):
 
 @operation("read")
 def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRow]:
-    """List the newest transactions first, with a few statements however many transactions there are."""
+    """List the newest transactions first, with a few statements however many transactions there are.
+
+    Leave out aborted ones that never staged anything and had no marker: the leases of processes that found nothing to do.
+    """
     is_open = "WHERE state IN ('open', 'committing')"
+    is_shown = "WHERE state <> 'aborted' OR next_ordinal > 0 OR marker_owner IS NOT NULL"
     newest = "ORDER BY begun_at DESC, id LIMIT ?"
     columns = "id, state, begun_at, expires_at, ended_at, result, marker_owner, marker_sequence, marker_fingerprint"
     # Only open transactions have staged blocks. The newest open ones include all open ones among the newest of all.
     staged = f"SELECT DISTINCT txn, stream FROM txn_extent WHERE txn IN (SELECT id FROM txn {is_open} {newest})"
     rows, staged_rows = tx.run_all(
         [
-            (f"SELECT {columns} FROM txn {is_open if only_open else ''} {newest}", (limit,)),
+            (f"SELECT {columns} FROM txn {is_open if only_open else is_shown} {newest}", (limit,)),
             (f"SELECT e.txn, s.id, s.scope, s.name FROM ({staged}) e JOIN stream s ON s.id = e.stream", (limit,)),
         ]
     )

@@ -14,7 +14,6 @@ from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
 from headwater.journals import index
 from headwater.journals.events import Wanted, recorded
-from headwater.journals.fetching import fetch
 from headwater.journals.hidden import HiddenEvents
 from headwater.journals.listing import list_ids
 from headwater.journals.persisting import Condition, Heads, Persist, Persisted, Refusals
@@ -193,7 +192,7 @@ class Journal:
         if first >= end:
             return
         read = index.entity_runs_reversed if reverse else index.entity_runs
-        for found in fetch(self._engine, self._ref, read(self._engine, self._ref.id, id, row, first, end), reverse=reverse):
+        for found in self._engine.fetch(self._ref, read(self._engine, self._ref.id, id, row, first, end), reverse=reverse):
             yield from reversed(list(recorded(found))) if reverse else recorded(found)
 
     def ids(self, prefix: str = "", *, after: str | None = None, limit: int | None = None, follow: bool = False) -> Iterator[str]:

@@ -12,9 +12,9 @@ from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError
 from headwater.journals import index
 from headwater.journals.events import Wanted, recorded
-from headwater.journals.fetching import Fetched, fetch, from_batch
 from headwater.model.cuts import Cut
 from headwater.model.records import Recorded
+from headwater.segments.fetching import Fetched, from_batch
 from headwater.streams import cuts, reading
 from headwater.streams.cuts import Place, Range
 from headwater.streams.lineage import Lineage
@@ -151,14 +151,14 @@ class Query:
     def _tagged(self, tag: str, item: Range, row: words.WordRow | None) -> Iterator[Fetched]:
         if row is not None:
             runs = index.tag_runs(self._engine, self._ref.id, tag, row, item.start, item.end)
-            yield from fetch(self._engine, self._ref, runs)
+            yield from self._engine.fetch(self._ref, runs)
 
     def _of_entity(self, id: str, ranges: list[Range]) -> Iterator[Recorded]:
         bounds = {item.segment.number: (item.start, item.end) for item in ranges}
         row = self._journal._get(id)
         runs = index.entity_runs(self._engine, self._ref.id, id, row, max(row.low, 1), row.sequence + 1)
         inside = (part for run in runs if run.segment in bounds and (part := index.within(run, *bounds[run.segment])))
-        for found in fetch(self._engine, self._ref, inside):
+        for found in self._engine.fetch(self._ref, inside):
             yield from self._chosen(found)
 
 

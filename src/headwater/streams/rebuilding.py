@@ -13,19 +13,18 @@ from headwater.catalog import rebuilds, streams
 from headwater.catalog.rebuilds import Build, Moved
 from headwater.model.limits import REBUILD_ROWS
 from headwater.runtime import failpoints
+from headwater.segments.batches import Columns
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Columns
 from headwater.streams import cuts, reading
 from headwater.streams.cuts import Range
-from headwater.streams.lifecycle import stream_ref
 
 _COLUMNS = ["id", "sequence", "type", "tags"]
 
 
 def rebuild(engine: Engine, session: int, build: Build, may_go_on: Callable[[], bool]) -> bool:
     """Go on with a rebuild; True if the index is whole. ConditionFailedError if another rebuild was begun meanwhile."""
-    ref = stream_ref(engine, engine.run(streams.get_stream, build.stream))
+    ref = engine.stream_ref(engine.run(streams.get_stream, build.stream))
     stream, number = build.stream, build.number
     step = build.step
     while step == "aside" and may_go_on():

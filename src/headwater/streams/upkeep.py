@@ -40,7 +40,6 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.tiering import ChunkJob, Chunks, MadeChunk, Moved
 from headwater.streams import autoscaling, garbage, rebuilding, retention, truncation
-from headwater.streams.lifecycle import stream_ref
 
 log = logging.getLogger("headwater.upkeep")
 
@@ -372,7 +371,7 @@ class Upkeep:
         """Make one chunk. What is damaged or was changed meanwhile is left, and the rest goes on."""
         name = f"stream {backlog.stream}"
         try:
-            ref = stream_ref(self._engine, self._engine.run(streams.get_stream, backlog.stream))
+            ref = self._engine.stream_ref(self._engine.run(streams.get_stream, backlog.stream))
             name = ref.name
             moved = make(self._chunks(), ref)
         except (ConditionFailedError, TruncatedError, NotFoundError):
