@@ -68,7 +68,7 @@ FAULTS = [
     ("UPDATE entity SET sequence = 600 WHERE id = 'b'", "'b' is at sequence 600"),
     ("UPDATE entity SET low = 600 WHERE id = 'b'", "its first event is 600"),
     (
-        "UPDATE word SET recent = recent || ',0:0' WHERE kind = 0 AND segment = (SELECT min(segment) FROM word)",
+        "UPDATE word SET recent = recent || ',0:1' WHERE kind = 0 AND segment = (SELECT min(segment) FROM word)",
         "has an event with the tag 't'",
     ),
     ("DELETE FROM word_page WHERE first = (SELECT min(first) FROM word_page)", "lacks an event with the tag 't'"),
