@@ -16,9 +16,9 @@ from headwater.check.report import Problem
 from headwater.errors import HeadwaterError
 from headwater.model.cuts import Cut, StreamCut, last_spans
 from headwater.model.numbers import parse
+from headwater.segments.batches import Columns
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Columns
 from headwater.streams import cuts, reading
 
 _SUMS = 256
