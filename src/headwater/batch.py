@@ -8,17 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.catalog.extents import PARQUET
-from headwater.errors import InvalidRequestError, TruncatedError
+from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.arguments import MOST, check_whole, shown
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import PREFETCH_BYTES
 from headwater.model.names import parse_stream_name
+from headwater.segments.batches import Columns, batch_schema, check_columns
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Columns, SegmentCursor, batch_schema, check_columns
-from headwater.streams import cuts
-from headwater.streams.lifecycle import another_has_its_name, open_range, open_stream
+from headwater.segments.read import SegmentCursor
+from headwater.streams import cuts, reading
+from headwater.streams.lifecycle import open_stream
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class SegmentRange:
         """
         check_whole(prefetch_bytes, "prefetch_bytes", 1)
         engine = self._engine
-        stream, row, planned = open_range(engine, parse_stream_name(self.stream), self.stream_id, self.segment, self.start, self.end)
-        names = check_columns(stream, columns)
-        if row is None or not cuts.is_kept(engine, stream, row, self.start, self.end):
-            raise TruncatedError(f"some of segment {self.segment} of {self.stream} was truncated", cuts.head(engine, stream))
-        cursor = SegmentCursor(engine, stream, row, self.start, self.end, names, prefetch_bytes, planned, keeps_schema=True)
-        return _batches(engine, stream, cursor, names)
+        name, numbers = parse_stream_name(self.stream), (self.start, self.end)
+        try:
+            cursor, names = engine.open_cursor(name, self.stream_id, self.segment, *numbers, columns, prefetch_bytes)
+        except TruncatedError as error:
+            raise reading.with_head(engine, self._open_stream(), error) from None
+        return _batches(engine, cursor, names)
 
     def schema(self) -> pa.Schema:
         """The schema of the stream's own columns, as it is now."""
@@ -80,7 +80,7 @@ class SegmentRange:
     def _open_stream(self) -> StreamRef:
         stream = open_stream(self._engine, parse_stream_name(self.stream))
         if stream.id != self.stream_id:
-            raise another_has_its_name(self.stream)
+            raise NotFoundError(f"stream {self.stream} was deleted; another has its name by now")
         return stream
 
 
@@ -106,36 +106,15 @@ def list_chunks(engine: Engine, stream: StreamRef, start: cuts.Place, end: cuts.
     """What of a stream lies in Parquet chunks, between two places."""
     found = []
     for item in cuts.ranges(engine, stream, start, end):
-        at = item.start
-        while at < item.end:
-            planned = engine.plan(item.segment, at, item.end)
-            if not planned:
-                break
-            for extent in planned:
-                if extent.form == PARQUET and extent.key is not None:
-                    bounds = max(extent.first, item.start), min(extent.end, item.end)
-                    url = f"{engine.storage.url}/{extent.key}"
-                    found.append(
-                        ChunkRange(
-                            url,
-                            stream.name,
-                            item.segment.number,
-                            *bounds,
-                            extent.first,
-                            extent.length,
-                            bounds == (extent.first, extent.end),
-                        )
-                    )
-            at = planned[-1].end
-            if planned[-1].form != PARQUET:
-                break  # Blocks come behind all chunks.
+        segment = item.segment.number
+        for place in engine.list_chunks(stream, segment, item.start, item.end):
+            bounds = max(place.first, item.start), min(place.end, item.end)
+            is_whole = bounds == (place.first, place.end)
+            found.append(ChunkRange(place.url, stream.name, segment, *bounds, place.first, place.bytes, is_whole))
     return found
 
 
-def _batches(engine: Engine, stream: StreamRef, cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(engine: Engine, cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:
     columns = Columns(names)
-    try:
-        while (batch := cursor.next_batch()) is not None:
-            yield batch.to_arrow(columns)
-    except TruncatedError as error:
-        raise TruncatedError(error.message, cuts.head(engine, stream)) from None
+    while (batch := reading.next_batch(engine, cursor.stream, cursor)) is not None:
+        yield batch.to_arrow(columns)

@@ -16,7 +16,7 @@ from headwater.model.limits import MIB
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import RUN_BYTES, StreamRef
 from headwater.segments.read import SegmentCursor
-from headwater.streams import cuts
+from headwater.streams import cuts, reading
 from headwater.streams.cuts import Place
 
 _PIECE_BYTES = 8 * MIB
@@ -148,17 +148,14 @@ class ByteReader(io.RawIOBase):
 
     def _next_block(self) -> bool:
         if self._cursor is None or self._cursor.number != self._offset:
-            self._cursor = SegmentCursor(self._engine, self._stream, self._row(), self._offset, None)
+            self._cursor = self._engine.cursor(self._stream, 0, self._offset, None)
         try:
             found = self._cursor.next_block()
         except TruncatedError as error:
-            raise TruncatedError(error.message, cuts.head(self._engine, self._stream)) from None
+            raise reading.with_head(self._engine, self._stream, error) from None
         if found is None:
-            row = self._row()
-            if self._offset < row.head:
-                raise TruncatedError(f"offset {self._offset} of {self._stream.name} was truncated", cuts.head(self._engine, self._stream))
+            reading.look(self._engine, self._stream, self._cursor)
             return False
-        extent, data = found
-        self._block = memoryview(data).cast("B")[: extent.end - extent.first]
-        self._block_start = extent.first
+        self._block = memoryview(found.data).cast("B")
+        self._block_start = found.first
         return True

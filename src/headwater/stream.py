@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from headwater.batch import ChunkRange, SegmentRange, list_chunks
 from headwater.bytestream import ByteReader, ByteWriter
-from headwater.catalog import segments, streams, writers
+from headwater.catalog import claims, segments, streams, writers
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
-from headwater.model.arguments import check_flag
+from headwater.model.arguments import check_flag, shown
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
 from headwater.model.keys import KEY_SPACE
@@ -21,10 +21,12 @@ from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
 from headwater.model.scaling_history import ScalingHistory
+from headwater.segments.batches import Batch, Columns, check_columns
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Batch, Columns, check_columns
 from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
 from headwater.streams.cuts import Place, Range
+from headwater.tables import check_key
+from headwater.transactions import check_owner
 from headwater.writer import Writer
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class Stream:
         """The stream with its present schema."""
         row = self._row()
         if row.schema_version != self._ref.schema_version:
-            self._ref = lifecycle.stream_ref(self._store._engine, row)
+            self._ref = self._store._engine.stream_ref(row)
         return self._ref
 
     @property
@@ -161,10 +163,39 @@ class Stream:
         except NotFoundError:
             raise lifecycle.deleted(self._ref) from None
 
-    def truncate(self, cut: Cut) -> None:
-        """Make everything before the cut unreadable, for good."""
+    def claim(self, owner: str, require: tuple[str, str, int]) -> None:
+        """Let only commits append that require this (table, key, version): those of `tx.require`, and nobody else's.
+
+        The entry must have the version now (ConditionFailedError). The owner's next claim moves to another version; another owner gets
+        ConflictError until the claim is released. A refused writer hears of it at its flush. Tables and journals can be claimed too.
+        """
+        check_owner(owner)
+        if not isinstance(require, tuple) or len(require) != 3 or require[2] is None:
+            raise InvalidRequestError(f"a claim requires an entry as (table, key, version), not {shown(require)}")
+        table, key, version = require
+        check_key(key, version)
+        with lifecycle.naming(self._ref):
+            self._store._engine.run(claims.claim_stream, self._ref.id, owner, parse_stream_name(table), key, version)
+
+    def release_claim(self, force: bool = False) -> None:
+        """End the claim of whoever has it, if there is one. Without `force`, ConflictError while the required entry still holds."""
+        check_flag(force, "force")
+        with lifecycle.naming(self._ref):
+            self._store._engine.run(claims.release_claim, self._ref.id, force=force)
+
+    @property
+    def claimed_by(self) -> str | None:
+        """The owner of the stream's claim, None if there is none."""
+        self._row()
+        return self._store._engine.run(claims.find_owner, self._ref.id)
+
+    def truncate(self, cut: Cut, force: bool = False) -> None:
+        """Make everything before the cut unreadable, for good.
+
+        A journal needs `force`: its entities lose events. Upkeep rebuilds its index; until then persist and replay raise UnavailableError.
+        """
         cuts.check_cut(cut)
-        truncation.truncate(self._store._engine, self._ref, cut)
+        truncation.truncate(self._store._engine, self._ref, cut, force=check_flag(force, "force"))
 
     def fork(self, new_name: str, at: Place = None) -> Stream:
         """A new stream that begins with what is readable of this one before `at` (its tail), without a copy of the bytes.

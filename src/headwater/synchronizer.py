@@ -100,7 +100,7 @@ class Revisioned:
             raise TruncatedError(f"what lies behind revision {start} of {self.name} was truncated", cuts.head(self._engine, self._ref))
         if start > row.tail:
             raise InvalidRequestError(f"{self.name} is at revision {row.tail}; there is no revision {start}")
-        return row, start, self._values(SegmentCursor(self._engine, self._ref, row, start, row.tail))
+        return row, start, self._values(self._engine.cursor(self._ref, row.number, start, row.tail))
 
     def _values(self, cursor: SegmentCursor) -> Iterator[tuple[Revision, bytes]]:
         while (batch := reading.next_batch(self._engine, self._ref, cursor)) is not None:

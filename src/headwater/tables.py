@@ -13,11 +13,11 @@ from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
 from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
+from headwater.segments.batches import Columns
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef
-from headwater.segments.read import Columns, SegmentCursor
 from headwater.streams import cuts, reading
 
 #: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
@@ -122,7 +122,7 @@ class Table:
         self._check_kept(row, start)
         if start > row.tail:
             raise InvalidRequestError(f"{self.name} is at version {row.tail}; there is no version {start}")
-        cursor = SegmentCursor(self._engine, self._ref, row, start, None if follow else row.tail)
+        cursor = self._engine.cursor(self._ref, row.number, start, None if follow else row.tail)
         columns = Columns(["key", "value"])
         while True:
             seen = self._engine.changes.version()
@@ -133,8 +133,8 @@ class Table:
             elif not follow:
                 return
             else:
-                self._check_kept(reading.get_single_segment(self._engine, self._ref), cursor.number)
-                self._engine.changes.wait(seen, 1.0)
+                reading.look(self._engine, self._ref, cursor)
+                self._engine.wait_for_more([cursor], seen, 1.0)
 
     def _check_kept(self, row: SegmentRow, start: int) -> None:
         if start < row.head:

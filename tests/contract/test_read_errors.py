@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
+from headwater.catalog import extents
 from headwater.errors import CorruptDataError, UnavailableError
 from headwater.model.limits import PLAN_EXTENTS
 from headwater.segments import read
-from headwater.segments.engine import Engine
 from tests.crash.processes import Place
+from tests.operations import intercept
 
 # Many small blocks: not for a quick run.
 pytestmark = pytest.mark.slow
@@ -119,16 +121,16 @@ def test_a_bounded_read_keeps_its_schema_while_that_is_widened_and_the_rest_is_m
     with stream.writer() as writer:
         for number in range(PLAN_EXTENTS + 50):
             writer.write({"c": number}).result()
-    real, looks = Engine.plan, iter([False, True] if how != "to_batches" else [True])
+    plans = iter([False, True] if how != "to_batches" else [True])
 
-    def widen_and_plan(engine: Engine, *args: Any) -> Any:
-        if engine is store._engine and next(looks, False):
+    def widen_before_a_plan(name: str, run: Callable[[], Any]) -> Any:
+        if name == extents.plan_segment.name and next(plans, False):
             with place.open() as other:
                 other.stream("a/x").update(schema=pa.schema([("c", pa.int64()), ("new", pa.string())]))
                 other.run_upkeep()
-        return real(engine, *args)
+        return run()
 
-    monkeypatch.setattr(Engine, "plan", widen_and_plan)
+    intercept(monkeypatch, store, widen_before_a_plan)
     expected = list(range(PLAN_EXTENTS + 50))
     if how == "read":
         assert [event.value["c"] for event in stream.read()] == expected
@@ -139,7 +141,7 @@ def test_a_bounded_read_keeps_its_schema_while_that_is_widened_and_the_rest_is_m
         batches = list(stream.ranges()[0].to_batches())
         assert {batch.schema.field("c").type for batch in batches} == {pa.int32()}
         assert [number for batch in batches for number in batch.column("c").to_pylist()] == expected
-    assert next(looks, None) is None, "nothing was changed meanwhile"
+    assert next(plans, None) is None, "nothing was changed meanwhile"
 
 
 def test_a_missing_inline_block_and_missing_extents_are_damage(place: Place) -> None:

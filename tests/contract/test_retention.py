@@ -14,7 +14,6 @@ import pytest
 import headwater as hw
 from headwater.catalog import sessions, tags
 from headwater.catalog.database import Tx
-from headwater.segments.engine import Engine
 from headwater.segments.read import SegmentCursor
 from headwater.streams import reading, retention
 from tests.crash.processes import PATIENCE_SECONDS, Place
@@ -472,8 +471,8 @@ def test_a_reader_that_paused_for_longer_than_its_hold_hears_of_the_truncation(
 ) -> None:
     monkeypatch.setattr(reading, "_HOLD_SECONDS", 0.0)
     # It has not fetched all of it before it pauses.
-    monkeypatch.setattr(Engine.plan, "__defaults__", (2,))
-    monkeypatch.setattr(SegmentCursor.__init__, "__defaults__", (None, len(EVENT), ()))
+    monkeypatch.setattr(SegmentCursor._plan_from, "__defaults__", (2,))
+    monkeypatch.setattr(SegmentCursor.__init__, "__defaults__", (None, len(EVENT)))
     stream = store.create_stream("a/x", retention=hw.Retention.by_time(timedelta(days=1)))
     write(stream, range(100))
     events = stream.read(follow=follow)

@@ -447,7 +447,7 @@ ROUND_TRIPS: dict[Case, int] = {
     segments: 2,
     cut_of_two_streams: 1,
     advance: 2,
-    read_bytes: 5,
+    read_bytes: 4,
     open_a_group: 9,
     open_and_close_a_reader: 10,
     read_in_a_group: 6,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
+from headwater.catalog.journals import check_ready
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.tables import behind
 from headwater.errors import InvalidRequestError, NotFoundError
@@ -106,8 +107,9 @@ class Hidden(NamedTuple):
 @operation("statement", right=Right("read", "stream"))
 def list_hidden(tx: Tx, stream: int, after: int) -> list[Hidden]:
     """The entities with deleted events, of the deletions after this one."""
-    sql = "SELECT id, low, deleted, deletion FROM entity WHERE stream = ? AND deletion > ? ORDER BY deletion"
-    return [Hidden(*row) for row in tx.run(sql, (stream, after))]
+    # A rebuild of the index keeps them under the negative id for a while.
+    sql = "SELECT id, low, deleted, deletion FROM entity WHERE stream IN (?, ?) AND deletion > ? ORDER BY deletion"
+    return [Hidden(*row) for row in tx.run(sql, (stream, -stream, after))]
 
 
 @operation("commit", repeatable=True)
@@ -124,6 +126,7 @@ def delete_events(tx: Tx, stream: int, id: str, key: int, sequence: int | None) 
         (stream, key - _SHIFT, key - _SHIFT),
     )
     rows = tx.run("SELECT sequence, low, deleted FROM entity WHERE stream = ? AND id = ?", (stream, id))
+    check_ready(tx, stream)
     last, low, deleted = rows[0] if rows else (0, 0, 0)
     if sequence is not None and sequence > last:
         raise InvalidRequestError(f"{id!r} is at sequence {last}: there is no sequence {sequence} to delete to")
@@ -138,4 +141,4 @@ def delete_events(tx: Tx, stream: int, id: str, key: int, sequence: int | None) 
         tx.run("DELETE FROM snapshot WHERE stream = ? AND id = ?", (stream, id))
     else:
         tx.run("DELETE FROM snapshot WHERE stream = ? AND id = ? AND sequence < ?", (stream, id, sequence))
-    failpoints.reach("journal.deleted")
+    failpoints.reach("entity.deleted")

@@ -54,17 +54,26 @@ class Extent:
 
 def plan(database: Database, log: int, start: int, end: int, limit: int) -> list[Extent]:
     """The extents that hold numbers [start, end) of a log, in order; at most `limit` of them. One statement, so one consistent look."""
-    return [Extent(*row) for row in database.query(*_plan(("?", (log,)), start, end, limit))]
+    return [Extent(*row) for row in database.query(*planned(("?", (log,)), start, end, limit))]
 
 
-def open_range(database: Database, name: StreamName, stream: int, segment: int, start: int, end: int, limit: int) -> OpenRange | None:
-    """The stream of a name, one of its segments, and the extents that `plan` finds in its own log if it is that stream. None without one.
+@operation("statement", right=Right("read", "stream"))
+def plan_segment(tx: Tx, stream: int, segment: int, start: int, end: int, limit: int) -> list[Extent]:
+    """The first extents, in order and at most `limit`, that hold numbers [start, end) of a segment. Empty if the segment is gone.
 
-    Not one consistent look, but one round trip.
+    All of them are in one log: in the log of a fork's parent, if that holds `start`. Plan again from the end of the last one.
     """
-    log = "(SELECT log FROM segment WHERE stream = ? AND number = ?)"
-    rows, extents = database.query_all([with_segment(name, segment), _plan((log, (stream, segment)), start, end, limit)])
-    return OpenRange(*to_stream_and_segment(rows[0]), [Extent(*row) for row in extents]) if rows else None
+    return _to_extents(tx.run(*_plan_of(stream, segment, start, end, limit)))
+
+
+@operation("statement", right=Right("read", "stream"))
+def open_range(tx: Tx, name: StreamName, stream: int, segment: int, start: int, end: int, limit: int) -> OpenRange | None:
+    """Find the stream of a name and one of its segments, and plan the segment of the stream with this id. None without such a name.
+
+    The two statements take one round trip, and do not see one consistent state.
+    """
+    rows, extents = tx.run_all([with_segment(name, segment), _plan_of(stream, segment, start, end, limit)])
+    return OpenRange(*to_stream_and_segment(rows[0]), _to_extents(extents)) if rows else None
 
 
 @operation("statement", right=Right("read", "stream"))
@@ -107,14 +116,29 @@ class OpenRange(NamedTuple):
     extents: list[Extent]
 
 
-def _plan(log: Statement, start: int, end: int, limit: int) -> Statement:
+def _plan_of(stream: int, segment: int, start: int, end: int, limit: int) -> Statement:
+    # The log is a subquery, so that the extents are found in the order of the index and the search ends at the limit.
+    piece = "FROM segment s LEFT JOIN base p ON p.log = s.log AND p.first <= ? AND p.until > ? WHERE s.stream = ? AND s.number = ?"
+    values = start, start, stream, segment
+    log, until = (f"(SELECT COALESCE(p.source, s.log) {piece})", values), (f"(SELECT p.until {piece})", values)
+    return planned(log, start, end, limit, until)
+
+
+def _to_extents(rows: Sequence[Row]) -> list[Extent]:
+    """The extents of a plan, up to the number where the log stops being the segment's."""
+    found = [Extent(*row) for row in rows]
+    return [extent for extent in found if extent.limit is None or extent.first < extent.limit]
+
+
+def planned(log: Statement, start: int, end: int, limit: int, until: Statement = ("NULL", ())) -> Statement:
+    """The statement that finds the first extents of a log that hold numbers [start, end); `Extent` takes its rows."""
     return (
-        "SELECT e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data, e.form, e.raw, e.last_at "
-        "FROM extent e "
+        "SELECT e.first, e.count, e.length, e.crc, e.appended_at, e.position, e.object, o.key, b.data, e.form, e.raw, e.last_at, "
+        f"{until[0]} FROM extent e "
         "LEFT JOIN object o ON o.id = e.object LEFT JOIN inline_block b ON e.object IS NULL AND b.log = e.log AND b.first = e.first "
         f"WHERE e.log = {log[0]} AND e.first >= COALESCE((SELECT max(first) FROM extent WHERE log = {log[0]} AND first <= ?), ?) "
         "AND e.first < ? AND e.first + e.count > ? ORDER BY e.first LIMIT ?",
-        (*log[1], *log[1], start, start, end, start, limit),
+        (*until[1], *log[1], *log[1], start, start, end, start, limit),
     )
 
 
@@ -187,7 +211,7 @@ def _search_time(tx: Tx, log: int, head: int, tail: int, time_us: int) -> int | 
             # Raw bytes have no times of their own: the start of their extent is the place.
             high = max(first, head)
         else:
-            (chunk,) = tx.run(*_plan(("?", (log,)), middle, middle + 1, 1))
+            (chunk,) = tx.run(*planned(("?", (log,)), middle, middle + 1, 1))
             return InChunk(Extent(*chunk), max(first, head), min(first + count, tail))
     return min(low, tail)
 

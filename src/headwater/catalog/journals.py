@@ -1,4 +1,6 @@
-"""Journals: whether a journal's index is whole, and the deletion of the index when its stream is gone."""
+"""Journals: whether a journal's index is whole, and the deletion of the index when its stream is gone.
+
+See `rebuilds` for how an index is made anew."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
+from headwater.errors import NotFoundError, UnavailableError
 from headwater.model.limits import SLICE_ROWS
 
 READY, BUILDING, DEAD = "ready", "building", "dead"
@@ -30,8 +33,8 @@ def in_lists(values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
         yield ", ".join("?" * size), some + [some[-1]] * (size - len(some))
 
 
-def insert_journal(tx: Tx, stream: int, state: str) -> None:
-    tx.run("INSERT INTO journal (stream, state, deletions) VALUES (?, ?, 0)", (stream, state))
+def insert_journal(tx: Tx, stream: int) -> None:
+    tx.run("INSERT INTO journal (stream, state, deletions, builds) VALUES (?, ?, 0, 0)", (stream, READY))
 
 
 def bury_journal(tx: Tx, stream: int) -> None:
@@ -46,10 +49,13 @@ def find_state(tx: Tx, stream: int) -> str | None:
     return rows[0][0] if rows else None
 
 
-@operation("statement")
-def list_building(tx: Tx) -> list[int]:
-    """The journals whose index is to be built."""
-    return [row[0] for row in tx.run("SELECT stream FROM journal WHERE state = ? ORDER BY stream", (BUILDING,))]
+def check_ready(tx: Tx, stream: int) -> None:
+    """UnavailableError while the index is being rebuilt. Under a segment's lock or the journal's, it stays ready."""
+    state = find_state(tx, stream)
+    if state is None or state == DEAD:
+        raise NotFoundError("this journal was deleted")
+    if state == BUILDING:
+        raise UnavailableError("the index of this journal is being rebuilt by upkeep: repeat the call")
 
 
 @operation("commit", repeatable=True)
@@ -57,7 +63,8 @@ def delete_dead(tx: Tx) -> int:
     """Delete a slice of the indexes of deleted streams; returns how many rows went."""
     for (stream,) in tx.run("SELECT stream FROM journal WHERE state = ? ORDER BY stream LIMIT 1 FOR UPDATE", (DEAD,)):
         for table in _TABLES:
-            gone = delete_slice(tx, table, stream)
+            # A rebuild keeps old rows under the negative id.
+            gone = delete_slice(tx, table, stream) or delete_slice(tx, table, -stream)
             if gone:
                 return gone
         tx.run("DELETE FROM journal WHERE stream = ?", (stream,))

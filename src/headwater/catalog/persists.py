@@ -30,7 +30,7 @@ RESCALED = "rescaled"
 class _Entity:
     """An entity while a commit is worked out."""
 
-    __slots__ = ("count", "deleted", "ids", "is_changed", "number", "paged", "recent", "segment", "sequence")
+    __slots__ = ("count", "deleted", "ids", "is_changed", "low", "number", "paged", "recent", "segment", "sequence")
 
     def __init__(
         self,
@@ -42,8 +42,11 @@ class _Entity:
         count: int = 0,
         ids: bytes | None = None,
         deleted: int = 0,
+        low: int = 1,
     ) -> None:
         self.sequence = sequence
+        #: Of a new entity: the row of another one keeps its own.
+        self.low = low
         self.segment = segment
         self.number = number
         self.paged = paged
@@ -213,12 +216,23 @@ class JournalLedger(Ledger["JournalTerm"]):
         """The tails of the journal's open segments right after the part: those that the commit found, with its parts so far."""
         for term, _, segment, first in placed:
             if isinstance(term, EntityMoves):
-                self._move(term, segment, first + term.place)
+                self.move(term, segment, first + term.place)
         stream = placed[-1].term.stream
         known = ((number, self.tails.get((stream, number)), tail) for number, tail in self._open[stream].items())
         return {number: tail if held is None else held.tail for number, held, tail in known}
 
-    def _move(self, term: EntityMoves, segment: int, first: int) -> None:
+    def prepare(self, term: EntityMoves) -> bool:
+        """Let an entity be at the sequence that a term moves it from, even if events before are gone; False if it is past that."""
+        entity = self._entities.setdefault((term.stream, term.id), _Entity(term.sequence, paged=term.sequence, low=term.sequence + 1))
+        if entity.sequence >= term.sequence:
+            return entity.sequence == term.sequence
+        if entity.recent:
+            self._entity_pages.append((term.stream, term.id, entity.paged + 1, entity.recent))
+        entity.sequence, entity.paged, entity.recent = term.sequence, term.sequence, ""
+        return True
+
+    def move(self, term: EntityMoves, segment: int, first: int) -> None:
+        """Index the events of a term where they are, which is after all others of their entity and their tags."""
         key = term.stream, term.id
         entity = self._entities.get(key)
         if entity is None:
@@ -265,11 +279,11 @@ class JournalLedger(Ledger["JournalTerm"]):
         """Write what changed, with one statement for each kind of row."""
         tx.defer(
             "INSERT INTO entity (stream, id, sequence, low, segment, number, paged, recent, last_count, last_ids) "
-            "VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream, id) DO UPDATE SET sequence = excluded.sequence, "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream, id) DO UPDATE SET sequence = excluded.sequence, "
             "segment = excluded.segment, number = excluded.number, paged = excluded.paged, recent = excluded.recent, "
             "last_count = excluded.last_count, last_ids = excluded.last_ids",
             [
-                (*key, e.sequence, e.segment, e.number, e.paged, e.recent, e.count, e.ids)
+                (*key, e.sequence, e.low, e.segment, e.number, e.paged, e.recent, e.count, e.ids)
                 for key, e in sorted(self._entities.items(), key=lambda item: item[0])
                 if e.is_changed
             ],
@@ -413,7 +427,7 @@ JournalTerm: TypeAlias = EntityMoves | EntityIs | NoMatch
 
 def _entity_error(name: str, id: str, expected: int | None, refused: Refused) -> HeadwaterError:
     if refused.reason == "building":
-        return UnavailableError(f"the index of the journal {name} is being built: repeat the call")
+        return UnavailableError(f"the index of the journal {name} is being rebuilt by upkeep: repeat the call")
     if refused.reason == "gone":
         return NotFoundError(f"the journal {name} was deleted")
     if refused.reason == RESCALED:

@@ -51,6 +51,7 @@ CREATE TABLE stream_schema (
 );
 
 -- Keys are the routing space [0, 2^64) shifted by -2^63 to fit; last_key is inclusive. Numbers [head, tail) are readable.
+-- `claim`: who alone may append to it while it is open, and the entry that such a commit requires.
 -- `base_until`: numbers below it are in other logs (see base). `dropped`: truncated away, and kept only because a tag pins it.
 CREATE TABLE segment (
     stream BIGINT NOT NULL REFERENCES stream (id),
@@ -68,6 +69,7 @@ CREATE TABLE segment (
     appended_at BIGINT NOT NULL,
     base_until BIGINT NOT NULL DEFAULT 0,
     dropped INTEGER NOT NULL DEFAULT 0,
+    claim TEXT,
     PRIMARY KEY (stream, number)
 );
 
@@ -328,12 +330,15 @@ CREATE TABLE scale_event (
     PRIMARY KEY (stream, epoch)
 );
 
--- A journal's index. It is `ready`, `building`: to be made anew from the events, or `dead`: its stream was deleted, and its rows go in
--- slices. `deletions` counts the changes of entities' `low`.
+-- A journal's index. It is `ready`, `building`: upkeep makes it anew from the events, or `dead`: its stream was deleted, and its rows go
+-- in slices. `deletions` counts the changes of entities' `low`. `builds` counts the rebuilds; `build` is the progress of the last one, and
+-- until its end, old rows of entities have the negative id of the stream: see rebuilds.py.
 CREATE TABLE journal (
     stream BIGINT PRIMARY KEY,
     state TEXT NOT NULL,
-    deletions BIGINT NOT NULL
+    deletions BIGINT NOT NULL,
+    builds BIGINT NOT NULL,
+    build TEXT
 );
 
 -- A journal's entities: where each one's last event is, and, in `recent`, where those after sequence `paged` are: see model/numbers.py.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headwater.catalog.database import Tx
+from headwater.catalog.journals import check_ready
 from headwater.catalog.operations import Right, operation
-from headwater.errors import InvalidRequestError, NotFoundError
+from headwater.errors import InvalidRequestError
 
 #: Snapshots of one entity that nobody made by hand.
 KEPT_SNAPSHOTS = 3
@@ -14,8 +15,8 @@ KEPT_SNAPSHOTS = 3
 def put_snapshot(tx: Tx, stream: int, id: str, sequence: int, version: int, state: str, *, by_hand: bool = True) -> None:
     """Keep an entity's state as of a sequence, in place of an earlier one of that sequence."""
     # The journal's row is held, so that the entity is not deleted at this moment: its snapshots go with it.
-    if not tx.run("SELECT state FROM journal WHERE stream = ? AND state <> 'dead' FOR SHARE", (stream,)):
-        raise NotFoundError("this journal was deleted")
+    tx.run("SELECT state FROM journal WHERE stream = ? FOR SHARE", (stream,))
+    check_ready(tx, stream)
     rows = tx.run("SELECT sequence, deleted FROM entity WHERE stream = ? AND id = ?", (stream, id))
     last, deleted = rows[0] if rows else (0, 0)
     if sequence > last or last < deleted:

@@ -89,7 +89,7 @@ def create_stream(
     _insert_labels(tx, stream, labels)
     insert_segments(tx, stream, epoch=0, made_at=made[0][0], ranges=WHOLE.split(segments))
     if kind == "journal":
-        journals.insert_journal(tx, stream, journals.READY)
+        journals.insert_journal(tx, stream)
     return get_stream(tx, stream)
 
 
@@ -116,10 +116,7 @@ def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     tx.run(
         "INSERT INTO stream_schema (stream, version, arrow) SELECT ?, version, arrow FROM stream_schema WHERE stream = ?", (stream, parent)
     )
-    found = get_stream(tx, stream)
-    if found.kind == "journal":
-        journals.insert_journal(tx, stream, journals.BUILDING)
-    return found
+    return get_stream(tx, stream)
 
 
 @operation("statement", right=Right("read", "stream"))
@@ -148,6 +145,14 @@ def find_origin(tx: Tx, stream: int) -> str | None:
 def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     rows = tx.run(*found(name))
     return StreamRow(*rows[0]) if rows else None
+
+
+def get_named(tx: Tx, name: StreamName) -> StreamRow:
+    """The stream of a name. NotFoundError if there is none."""
+    row = find_stream(tx, name)
+    if row is None:
+        raise NotFoundError(f"there is no stream {name}")
+    return row
 
 
 def found(name: StreamName) -> Statement:
@@ -308,9 +313,7 @@ def seal_stream(tx: Tx, stream: int) -> None:
 @operation("commit", right=Right("manage", "name"))
 def delete_by_name(tx: Tx, name: StreamName, *, seal: bool) -> int:
     """Delete a sealed stream; `seal` seals an open one in the same step. Returns its id."""
-    row = find_stream(tx, name)
-    if row is None:
-        raise NotFoundError(f"there is no stream {name}")
+    row = get_named(tx, name)
     if seal:
         seal_stream(tx, row.id)
     delete_stream(tx, row.id)

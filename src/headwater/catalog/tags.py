@@ -7,8 +7,17 @@ from collections.abc import Mapping, Sequence
 from headwater.catalog import segments
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
+from headwater.catalog.segments import SegmentRow
 
 Pins = dict[int, list[tuple[int, int]]]
+
+
+def is_kept(row: SegmentRow, start: int, end: int, pins: Pins) -> bool:
+    """Whether numbers [start, end) of a segment are readable, or kept by a tag."""
+    if start >= row.head and not row.dropped:
+        return True
+    needed = end if row.dropped else min(end, row.head)
+    return any(first <= start and needed <= until for first, until in pins.get(row.number, ()))
 
 
 def insert_tag(tx: Tx, name: str, cut: str, head: str, pins: list[tuple[int, int, int, int]]) -> bool:

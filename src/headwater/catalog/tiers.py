@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Row, Tx
-from headwater.catalog.extents import BLOCK, PARQUET, RAW
+from headwater.catalog.extents import BLOCK, PARQUET, RAW, Extent, planned
 from headwater.catalog.leases import hold
 from headwater.catalog.operations import operation
 from headwater.catalog.streams import lock_stream
@@ -102,6 +102,12 @@ def weigh(tx: Tx, log: int, start: int) -> Weight:
 
 
 _COLUMNS = "first, count, length, crc, appended_at, object, form, raw, last_at"
+
+
+@operation("statement")
+def plan_log(tx: Tx, log: int, start: int, end: int, limit: int) -> list[Extent]:
+    """The first extents of a log, at most `limit`, that hold numbers [start, end): of a log that has no segment any more, too."""
+    return [Extent(*row) for row in tx.run(*planned(("?", (log,)), start, end, limit))]
 
 
 @operation("statement")

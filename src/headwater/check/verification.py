@@ -24,7 +24,7 @@ from headwater.model.policies import Retention, Scaling
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.store import Store
-from headwater.streams.lifecycle import INNER_KINDS, KINDS, stream_ref
+from headwater.streams.lifecycle import INNER_KINDS, KINDS
 
 _CATALOG = "the catalog"
 
@@ -121,7 +121,7 @@ def _find_row_faults(row: StreamRow) -> Iterator[str]:
 def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> Iterator[str]:
     for transaction, stream, found in list_staged(engine):
         try:
-            ref = stream_ref(engine, engine.run(streams.get_stream, stream))
+            ref = engine.stream_ref(engine.run(streams.get_stream, stream))
         except UnavailableError:
             raise
         except Exception:  # Deleted meanwhile, or its schema can't be read, which is known by now.
@@ -132,7 +132,7 @@ def _check_staged(engine: Engine, report: CheckReport, objects: SeenObjects) -> 
 
 def _find_ref(engine: Engine, row: StreamRow, report: CheckReport) -> StreamRef | None:
     try:
-        return stream_ref(engine, row)
+        return engine.stream_ref(row)
     except UnavailableError:
         raise
     except Exception as error:  # Whatever pyarrow makes of a damaged schema.

@@ -56,6 +56,7 @@ def _what_was_done(report: UpkeepReport) -> str:
     counts = {
         f"{report.events_tiered:,} events tiered ({size(report.bytes_tiered)} to {size(report.bytes_stored)})": report.events_tiered,
         f"{report.chunks_compacted:,} chunks compacted": report.chunks_compacted,
+        f"{report.indexes_rebuilt:,} indexes of journals rebuilt": report.indexes_rebuilt,
         f"{report.segments_split:,} segments split": report.segments_split,
         f"{report.segments_merged:,} segments merged": report.segments_merged,
         f"{report.streams_truncated:,} streams truncated": report.streams_truncated,

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.journals.fetching import Fetched
 from headwater.journals.hidden import HiddenEvents
 from headwater.model.positions import Position
 from headwater.model.records import Recorded
 from headwater.runtime.clock import to_datetime
+from headwater.segments.fetching import Fetched
 
 
 class Wanted(NamedTuple):

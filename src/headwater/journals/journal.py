@@ -14,7 +14,6 @@ from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
 from headwater.journals import index
 from headwater.journals.events import Wanted, recorded
-from headwater.journals.fetching import fetch
 from headwater.journals.hidden import HiddenEvents
 from headwater.journals.listing import list_ids
 from headwater.journals.persisting import Condition, Heads, Persist, Persisted, Refusals
@@ -156,7 +155,7 @@ class Journal:
 
     def _check_ready(self, state: str) -> None:
         if state != READY:
-            raise UnavailableError(f"the index of the journal {self.name} is being built: repeat the call")
+            raise UnavailableError(f"the index of the journal {self.name} is being rebuilt by upkeep: repeat the call")
 
     def _is_ready(self) -> bool:
         return self._engine.run(journals.find_state, self._ref.id) == READY
@@ -193,7 +192,7 @@ class Journal:
         if first >= end:
             return
         read = index.entity_runs_reversed if reverse else index.entity_runs
-        for found in fetch(self._engine, self._ref, read(self._engine, self._ref.id, id, row, first, end), reverse=reverse):
+        for found in self._engine.fetch(self._ref, read(self._engine, self._ref.id, id, row, first, end), reverse=reverse):
             yield from reversed(list(recorded(found))) if reverse else recorded(found)
 
     def ids(self, prefix: str = "", *, after: str | None = None, limit: int | None = None, follow: bool = False) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headwater.catalog import entities
-from headwater.journals.fetching import Fetched, from_batch
+from headwater.segments.fetching import Fetched, from_batch
 from headwater.streams import reading
 
 if TYPE_CHECKING:

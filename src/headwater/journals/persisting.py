@@ -345,8 +345,10 @@ class Refusals:
         with suppress(IndexError):
             while True:
                 persist = self._given[0]
+                # What was decided before was told to whoever asked.
                 with suppress(ConflictError, NotFoundError, InvalidRequestError):
-                    persist.result()
+                    if not persist.is_decided:
+                        persist.result()
                 self._given.popleft()
 
 

@@ -6,15 +6,15 @@ import heapq
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headwater.catalog import entities, segments, words
+from headwater.catalog import segments, words
 from headwater.catalog.persists import TAG
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError
 from headwater.journals import index
 from headwater.journals.events import Wanted, recorded
-from headwater.journals.fetching import Fetched, fetch, from_batch
 from headwater.model.cuts import Cut
 from headwater.model.records import Recorded
+from headwater.segments.fetching import Fetched, from_batch
 from headwater.streams import cuts, reading
 from headwater.streams.cuts import Place, Range
 from headwater.streams.lineage import Lineage
@@ -90,7 +90,7 @@ class Query:
 
     def _between(self, start: Cut, end: Cut) -> Iterator[Recorded]:
         ranges = cuts.ranges(self._engine, self._ref, start, end)
-        if self._wanted.id is not None:
+        if self._wanted.id is not None and self._journal._is_ready():
             yield from self._of_entity(self._wanted.id, ranges)
             return
         rows = self._find_rows(ranges)
@@ -151,15 +151,14 @@ class Query:
     def _tagged(self, tag: str, item: Range, row: words.WordRow | None) -> Iterator[Fetched]:
         if row is not None:
             runs = index.tag_runs(self._engine, self._ref.id, tag, row, item.start, item.end)
-            yield from fetch(self._engine, self._ref, runs)
+            yield from self._engine.fetch(self._ref, runs)
 
     def _of_entity(self, id: str, ranges: list[Range]) -> Iterator[Recorded]:
         bounds = {item.segment.number: (item.start, item.end) for item in ranges}
-        row = self._engine.run(entities.get_entity, self._ref.id, id)
-        self._journal._check_ready(row.state)
+        row = self._journal._get(id)
         runs = index.entity_runs(self._engine, self._ref.id, id, row, max(row.low, 1), row.sequence + 1)
         inside = (part for run in runs if run.segment in bounds and (part := index.within(run, *bounds[run.segment])))
-        for found in fetch(self._engine, self._ref, inside):
+        for found in self._engine.fetch(self._ref, inside):
             yield from self._chosen(found)
 
 

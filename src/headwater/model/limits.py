@@ -104,5 +104,7 @@ MATCH_WORDS: Final = 16
 MATCHES: Final = 16
 #: One snapshot of an entity's state.
 SNAPSHOT_BYTES: Final = 1 * MIB
+#: Rows or events of a journal that a rebuild of its index takes under one lock.
+REBUILD_ROWS: Final = 500
 #: A persist whose entity, or whose condition, changes all the time is tried this often.
 PERSIST_ROUNDS: Final = 20

@@ -33,9 +33,10 @@ from headwater.errors import (
 from headwater.model.arguments import check_flag, check_seconds, check_whole
 from headwater.model.events import Event
 from headwater.model.limits import READER_SECONDS
+from headwater.segments.batches import Batch, Columns
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Batch, Columns, SegmentCursor
+from headwater.segments.read import SegmentCursor
 from headwater.streams import cuts
 
 P = ParamSpec("P")
@@ -264,7 +265,7 @@ class Reader:
             if self._finished or left <= 0 or self._is_leaving:
                 return False
             pause = _QUIET_LOOK_SECONDS if seen == self._looked_version else _IDLE_LOOK_SECONDS
-            self._engine.changes.wait(seen, min(left, pause))
+            self._engine.wait_for_more([held.cursor for held in self._held.values()], seen, min(left, pause))
 
     def _look_at_end(self, version: int) -> bool:
         """With nothing left to read: commit if that lets successors in (auto), and look for other segments; whether there are new ones."""
@@ -373,7 +374,7 @@ class Reader:
                 if row is None or row.dropped or positions[key] < row.head:
                     self._must_report = True
                     raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
-                cursor = SegmentCursor(self._engine, self._refs[stream], row, positions[key], ends.get(segment))
+                cursor = self._engine.cursor(self._refs[stream], segment, positions[key], ends.get(segment))
                 held = _Held(cursor, positions[key])
                 self._order.append(key)
                 self._held[key] = held

@@ -45,6 +45,8 @@ NAMES = (
     "tier.applied",
     "tier.swapped",
     "tier.sliced",
+    "entity.deleted",
+    "rebuild.sliced",
     "garbage.found",
     "garbage.deleted",
     "garbage.forgotten",

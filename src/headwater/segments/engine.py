@@ -1,33 +1,39 @@
 """The one seam between the client's classes and the parts below: a catalog, a storage, and what a process needs to use them.
 
-Clients read and change the catalog through `run` with a declared operation, append through the flusher, and fetch bytes from the
-storage. A store behind a gateway would be another implementation of these few calls.
+Clients ask the catalog through `run` with a declared operation, append through the flusher, and read through `cursor` and `fetch`: plans,
+extents and chunks stay below. A store behind a gateway would be another implementation of these few calls.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import extents, flushes, news, segments, streams, tags
-from headwater.catalog.database import NO_NEWS, Changes, Database, News, Row, Statement, Tx
-from headwater.catalog.extents import Extent, OpenRange
+from headwater.catalog import extents, flushes, news, streams, tags
+from headwater.catalog.database import NO_NEWS, Changes, Database, News
+from headwater.catalog.extents import PARQUET, InChunk
 from headwater.catalog.flushes import Flush
 from headwater.catalog.operations import DatabaseRunner, Operation, Runner
 from headwater.catalog.parts import PartResult
-from headwater.catalog.segments import SegmentRow
-from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError
+from headwater.catalog.streams import StreamRow
+from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, NotFoundError, TruncatedError
 from headwater.model.limits import PLAN_EXTENTS
 from headwater.model.names import StreamName
+from headwater.model.numbers import Numbers
+from headwater.model.schemas import is_opaque
 from headwater.runtime.workers import Workers
+from headwater.segments.batches import check_columns
 from headwater.segments.chunk import ChunkFiles
+from headwater.segments.fetching import Fetched, fetch
+from headwater.segments.lanes import StreamRef
 from headwater.segments.memory import release_unused
 from headwater.segments.metrics import Metered, Metrics
+from headwater.segments.read import SegmentCursor
 from headwater.storage import Storage
 
 #: Schemas that are kept before all are looked up anew: those of deleted streams go by that.
@@ -35,6 +41,15 @@ _KEPT_SCHEMAS = 1000
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class ChunkPlace(NamedTuple):
+    """A Parquet file, and which numbers of a segment are in it. A fork may have only the first ones of its parent's file."""
+
+    url: str
+    first: int
+    end: int
+    bytes: int
 
 
 class Engine:
@@ -72,31 +87,6 @@ class Engine:
         """What was counted of the operations that this process ran."""
         return self._metered.values()
 
-    def read(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a catalog function over one consistent look."""
-        self._check_open()
-        return self.database.read(lambda tx: look(tx, *args, **kwargs))
-
-    def look(self, look: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a catalog function of one statement, which is a consistent look by itself: a round trip less on PostgreSQL."""
-        self._check_open()
-        return look(_OneStatement(self.database), *args, **kwargs)
-
-    def write(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a catalog function and commit what it did."""
-        return self._write(lambda tx: change(tx, *args, **kwargs), repeatable=False)
-
-    def write_once(self, change: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `write`, for what recognises that it was done: a lost answer is asked for again."""
-        return self._write(lambda tx: change(tx, *args, **kwargs), repeatable=True)
-
-    def _write(self, change: Callable[[Tx], T], *, repeatable: bool) -> T:
-        self._check_open()
-        self.release_ended()
-        result = self.database.write(change, repeatable=repeatable)
-        self.database.announce()
-        return result
-
     def end_hold(self, name: str) -> None:
         """End a reader's hold, with the next change. It may be called at any moment, also in the midst of a commit of this very thread:
         that is where Python may find out that nobody has the reader any more."""
@@ -108,14 +98,6 @@ class Engine:
             # If it can't be told now, the hold ends by itself.
             with suppress(IndexError, HeadwaterError):
                 self.runner.run(tags.end_hold, self._ended_holds.popleft())
-
-    def attempt(self, change: Callable[Concatenate[Database, P], T | None], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Run a catalog function that commits in one round trip, or does nothing and returns None."""
-        self._check_open()
-        result = change(self.database, *args, **kwargs)
-        if result is not None:
-            self.database.announce()
-        return result
 
     def commit_flush(self, flush: Flush) -> list[PartResult]:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
@@ -136,21 +118,81 @@ class Engine:
         """What was heard last of a segment, with the notice of a commit. There may be more in it all the same."""
         return self.changes.heard(news.place(self.store_id, stream, segment)) if self.changes.TELLS_NEWS else None
 
-    def open_range(self, name: StreamName, stream: int, segment: int, start: int, end: int) -> OpenRange | None:
-        """The stream of a name, and, if it is that stream, a segment with the next extents in its own log for numbers [start, end)."""
-        self._check_open()
-        return extents.open_range(self.database, name, stream, segment, start, end, PLAN_EXTENTS)
+    # Reading.
 
-    def plan(self, row: SegmentRow, start: int, end: int, limit: int = PLAN_EXTENTS) -> list[Extent]:
-        """The next extents of a segment that hold numbers [start, end)."""
-        self._check_open()
-        if start >= row.base_until:
-            return extents.plan(self.database, row.log, start, end, limit)
-        log, until = self.read(segments.find_piece, row, start)
-        found = extents.plan(self.database, log, start, min(end, until), limit)
-        for extent in found[-1:]:
-            extent.limit = until
-        return found
+    def cursor(
+        self,
+        stream: StreamRef,
+        segment: int,
+        start: int,
+        end: int | None,
+        columns: Sequence[str] | None = None,
+        *,
+        keeps_schema: bool = False,
+    ) -> SegmentCursor:
+        """A cursor over numbers [start, end) of a segment; over all from `start` on, also those to come, if `end` is None.
+
+        It asks nothing before its first batch. See `SegmentCursor` for `columns` and `keeps_schema`.
+        """
+        return SegmentCursor(self, stream, segment, start, end, columns, keeps_schema=keeps_schema)
+
+    def open_cursor(
+        self,
+        name: StreamName,
+        stream: int,
+        segment: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] | None,
+        prefetch_bytes: int,
+    ) -> tuple[SegmentCursor, list[str]]:
+        """A cursor over numbers [start, end) of a segment, and the columns that it reads; in one round trip, with its first plan.
+
+        NotFoundError if the stream of this id has the name no more, TruncatedError if some of the numbers are gone.
+        """
+        found = self.run(extents.open_range, name, stream, segment, start, end, PLAN_EXTENTS)
+        if found is None:
+            raise NotFoundError(f"there is no stream {name}")
+        if found.stream.id != stream:
+            raise NotFoundError(f"stream {name} was deleted; another has its name by now")
+        ref, row = self.stream_ref(found.stream), found.segment
+        names = check_columns(ref, columns)
+        # Tags are asked only for numbers that are not readable without one.
+        if row is None or not (tags.is_kept(row, start, end, {}) or tags.is_kept(row, start, end, self.run(tags.get_pins, stream))):
+            raise TruncatedError(f"some of segment {segment} of {name} was truncated")
+        return SegmentCursor(self, ref, segment, start, end, names, prefetch_bytes, keeps_schema=True, planned=found.extents), names
+
+    def wait_for_more(self, cursors: Collection[SegmentCursor], seen: int, seconds: float) -> None:
+        """Wait until these cursors, all at their tails, may have more than when the catalog was at version `seen`; up to `seconds`.
+
+        The wait may end early, and for no reason.
+        """
+        self.changes.wait(seen, seconds)
+
+    def fetch(self, stream: StreamRef, runs: Iterable[Numbers], *, reverse: bool = False) -> Iterator[Fetched]:
+        """The events of runs of numbers, in the order of the runs. While the caller has one window of them, the next one is fetched.
+
+        `reverse`: the runs are given the last one first, and so are the parts that are handed out; the numbers in each ascend.
+        """
+        return fetch(self, stream, runs, reverse)
+
+    def list_chunks(self, stream: StreamRef, segment: int, start: int, end: int) -> Iterator[ChunkPlace]:
+        """The Parquet files that hold the first of numbers [start, end) of a segment, up to the first number that is in none."""
+        at = start
+        while at < end:
+            planned = self.run(extents.plan_segment, stream.id, segment, at, end, PLAN_EXTENTS)
+            for extent in planned:
+                # Blocks follow all chunks.
+                if extent.form != PARQUET or extent.key is None:
+                    return
+                yield ChunkPlace(f"{self.storage.url}/{extent.key}", extent.first, extent.end, extent.length)
+            if not planned:
+                return
+            at = planned[-1].end
+
+    def find_time(self, place: InChunk, time_us: int) -> int:
+        """The first number in a chunk that was appended at a time or later, else the chunk's end. CorruptDataError if it is gone."""
+        return self.chunks.open(place.chunk).find_time(self.storage, time_us)
 
     @property
     def garbage_seconds(self) -> float:
@@ -174,6 +216,11 @@ class Engine:
                 raise CorruptDataError(f"version {version} of the schema of stream {stream} is not in the catalog")
         return found
 
+    def stream_ref(self, row: StreamRow) -> StreamRef:
+        """A stream with its schema, as of its row."""
+        schema = self.schema(row.id, row.schema_version)
+        return StreamRef(row.id, row.full_name, row.kind, schema, row.schema_version, is_opaque(schema))
+
     def _check_open(self) -> None:
         # A closed catalog would quietly open its connections again.
         if self.is_closed:
@@ -185,25 +232,6 @@ class Engine:
         self.workers.close()
         self.database.close()
         self.storage.close()
-
-
-class _OneStatement:
-    """For a function that runs one SELECT: no transaction around it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._is_used = False
-
-    def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        assert not self._is_used, "a second statement might see another state: use Engine.read"
-        self._is_used = True
-        return self._database.query(sql, values)
-
-    def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        raise AssertionError("several statements are for Engine.read")
-
-    def defer(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        raise AssertionError("a change is for Engine.write")
 
 
 def schema_bytes(schema: pa.Schema) -> bytes:

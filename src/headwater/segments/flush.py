@@ -18,7 +18,8 @@ from itertools import islice
 from types import FrameType
 
 from headwater.catalog import sessions
-from headwater.catalog.parts import SEALED, PartResult, Refused, Stored, Term
+from headwater.catalog.claims import claimed
+from headwater.catalog.parts import CLAIMED, SEALED, PartResult, Refused, Stored, Term
 from headwater.errors import (
     AlreadyExistsError,
     FencedError,
@@ -657,6 +658,10 @@ class Flusher:
         if refusal.reason == SEALED:
             self._router.forget(lane.stream)
             self._go_on(lane, runs)
+        elif refusal.reason == CLAIMED:
+            if lane.when_refused is not None:
+                lane.when_refused()
+            self._fail_lane(lane, claimed(lane.stream.name, refusal.facts["owner"]), runs)
         elif refusal.term < len(lane.terms):
             if lane.when_refused is not None:
                 lane.when_refused()

@@ -1,247 +1,104 @@
-"""Reading segments: plan extents in the catalog, fetch and verify their blocks or row groups, hand them out in order.
+"""Cursors: the events of one segment from a number on, planned in the catalog, fetched and verified ahead, handed out in order.
 
-Numbers are checked to follow each other without a gap, whatever the catalog and storage say. What was truncated under a reader raises
-TruncatedError. What is missing was perhaps moved by upkeep, so it is planned again by number; what is still named then is corruption.
+A cursor checks that numbers follow each other without a gap, whatever the catalog and the storage say. A truncated number raises
+TruncatedError. Upkeep may move bytes under a cursor: the cursor plans them again by number, and bytes that the catalog still names are
+damaged.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from datetime import datetime
-from functools import lru_cache
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import google_crc32c
-import numpy as np
 import pyarrow as pa
 
-from headwater.catalog import segments, tags
+from headwater.catalog import extents, segments, tags, tiers
 from headwater.catalog.extents import PARQUET, Extent
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
-from headwater.model.arguments import items_of, shown
-from headwater.model.events import Event, events_of
-from headwater.model.limits import MIB, PREFETCH_BYTES
-from headwater.model.positions import Position
-from headwater.model.schemas import METADATA, TIME, fit, python_schema, upgrade
-from headwater.runtime import clock
+from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, NotFoundError, TruncatedError
+from headwater.model.limits import MIB, PLAN_EXTENTS, PREFETCH_BYTES
 from headwater.runtime.workers import Later, Task
-from headwater.segments.block import Chunk, decode, verify
+from headwater.segments.batches import Batch
+from headwater.segments.block import decode, verify
 from headwater.segments.chunk import RowGroups
-from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
+
+if TYPE_CHECKING:
+    from headwater.segments.engine import Engine
 
 _FETCH_BYTES = 4 * MIB
 #: From this size on, copying and verifying what is in memory already is worth a thread of its own: waking it costs 0.1 ms.
 _THREAD_BYTES = 4 * MIB
-#: Of small blocks, the columns of the segment, the stream and the numbers are made once for many: at most half a megabyte each.
-_REPEATED_ROWS = 32767
-_COUNTED_ROWS = 65536
-_DEFAULT_METADATA = ("_key", "_time", "_segment", "_number")
 
 
-class Batch:
-    """Events of one segment with consecutive numbers, as they lie in one block or row group.
+class SegmentState(NamedTuple):
+    """How far a cursor is in its segment, as of a look into the catalog. `epoch` sealed the segment, or made it if it is open."""
 
-    `appended` is when they were: one time for a block, one for each event of a row group.
-    """
-
-    __slots__ = ("_appended", "_chunk", "_from", "_stream", "appended_at", "count", "first", "segment")
-
-    def __init__(self, stream: StreamRef, segment: int, first: int, chunk: Chunk, appended: int | pa.Array, start: int, end: int) -> None:
-        self._stream = stream
-        self._chunk = chunk
-        self._from = max(start - first, 0)
-        self.segment = segment
-        self.first = first + self._from
-        self.count = min(end, first + chunk.count) - self.first
-        self._appended = appended
-        self.appended_at = appended if isinstance(appended, int) else int(appended[self._from].value)
-
-    @property
-    def end(self) -> int:
-        return self.first + self.count
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._stream.schema
-
-    def count_until(self, time_us: int, *, inclusive: bool) -> int:
-        """How many of the first events were appended before a time, or at it too."""
-        if isinstance(self._appended, int):
-            return self.count if self._appended < time_us or (inclusive and self._appended == time_us) else 0
-        times = self._cut(self._appended).cast(pa.int64()).to_numpy()
-        return int(np.searchsorted(times, time_us, side="right" if inclusive else "left"))
-
-    def split(self, count: int) -> tuple[Batch, Batch]:
-        """The first `count` events, and the rest."""
-        start = self.first - self._from
-        middle = self.first + count
-        parts = ((self.first, middle), (middle, self.end))
-        first, second = (Batch(self._stream, self.segment, start, self._chunk, self._appended, *part) for part in parts)
-        return first, second
-
-    def time_at(self, index: int) -> datetime:
-        times = self._chunk.times
-        if times is not None and times[self._from + index].is_valid:
-            return clock.to_datetime(times[self._from + index].value)
-        return clock.to_datetime(self.appended_at)
-
-    def position_at(self, index: int) -> Position:
-        return Position(self.segment, self.first + index)
-
-    def events(self) -> Iterator[Event]:
-        columns = upgrade(self._chunk.columns.slice(self._from, self.count), self._stream.schema)
-        if self._stream.is_opaque:
-            values = columns.column(0).to_pylist()
-        else:
-            ours = python_schema(self._stream.schema)
-            values = (columns if ours is None else columns.cast(ours, safe=False)).to_pylist()
-        keys = self._chunk.keys
-        return events_of(values, self._cut(keys).to_pylist() if keys is not None else None, self)
-
-    def to_arrow(self, columns: Columns) -> pa.RecordBatch:
-        """The named columns, of the stream's schema or of METADATA."""
-        arrays = [self._metadata(name) if name.startswith("_") else self._column(name) for name in columns.names]
-        return pa.RecordBatch.from_arrays(arrays, schema=columns.schema_for(self._stream))
-
-    def _column(self, name: str) -> pa.Array:
-        kind = self._stream.schema.field(name).type
-        index = self._chunk.columns.schema.get_field_index(name)
-        if index < 0:
-            return pa.nulls(self.count, kind)  # Written before the schema had it.
-        return fit(self._cut(self._chunk.columns.column(index)), kind)
-
-    def _cut(self, array: pa.Array) -> pa.Array:
-        return array if len(array) == self.count else array.slice(self._from, self.count)
-
-    def _metadata(self, name: str) -> pa.Array:
-        chunk = self._chunk
-        if name == "_key":
-            return self._cut(chunk.keys) if chunk.keys is not None else pa.nulls(self.count, pa.binary())
-        if name == "_number":
-            return self._count_up()
-        if name == "_segment":
-            return self._repeat(self.segment)
-        if name == "_stream":
-            return self._repeat(self._stream.name)
-        if name == "_time" and chunk.times is not None:
-            times = self._cut(chunk.times)
-            return times.fill_null(pa.scalar(self.appended_at, pa.int64()).cast(TIME)) if times.null_count else times
-        if not isinstance(self._appended, int):
-            return self._cut(self._appended)
-        return _numbers(np.full(self.count, self._appended, dtype=np.int64), TIME)
-
-    def _count_up(self) -> pa.Array:
-        block, start = divmod(self.first, _COUNTED_ROWS)
-        if start + self.count <= _COUNTED_ROWS and self.count <= _REPEATED_ROWS:
-            return _counted(block).slice(start, self.count)
-        return _numbers(np.arange(self.first, self.end, dtype=np.int64), pa.int64())
-
-    def _repeat(self, value: int | str) -> pa.Array:
-        if self.count > _REPEATED_ROWS:
-            return _repeated(value, self.count)
-        return _kept(value, 1 << self.count.bit_length()).slice(0, self.count)
+    at_tail: bool
+    #: Whether the segment is sealed and read: only its successors have more.
+    ended: bool
+    epoch: int
 
 
-def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> pa.Array:
-    # Over the buffer, since `pa.array` looks at each value for nulls, and a cast copies.
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+class BytesBlock(NamedTuple):
+    """Bytes from offset `first` on that lie together, and when the first and the last of them were appended."""
 
-
-def _repeated(value: int | str, count: int) -> pa.Array:
-    return pa.repeat(value, count) if isinstance(value, str) else _numbers(np.full(count, value, dtype=np.int64), pa.int64())
-
-
-#: One value again and again is a column of many batches: of a segment's, of a stream's.
-_kept = lru_cache(maxsize=32)(_repeated)
-
-
-@lru_cache(maxsize=4)
-def _counted(block: int) -> pa.Array:
-    return _numbers(np.arange(block * _COUNTED_ROWS, (block + 1) * _COUNTED_ROWS, dtype=np.int64), pa.int64())
-
-
-class Columns:
-    """The columns that the batches of a read are asked for."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self._stream: StreamRef | None = None
-        self._schema: pa.Schema | None = None
-
-    def schema_for(self, stream: StreamRef) -> pa.Schema:
-        # Made once as long as it is the same object: schemas that differ in their metadata only are equal.
-        if stream is not self._stream:
-            self._stream, self._schema = stream, batch_schema(stream, self.names)
-        return self._schema
-
-
-def check_columns(stream: StreamRef, columns: Sequence[str] | None) -> list[str]:
-    """The columns to read: those asked for, or all of the schema with `_key, _time, _segment, _number`."""
-    if columns is None:
-        return [*stream.schema.names, *_DEFAULT_METADATA]
-    wanted = []
-    known = {*stream.schema.names, *METADATA}
-    for name in items_of(columns, "columns", "names"):
-        if not isinstance(name, str):
-            raise InvalidRequestError(f"columns is a list of names, of which {shown(name)} is none")
-        if name not in known:
-            there = ", ".join([*stream.schema.names, *METADATA])
-            raise InvalidRequestError(f"stream {stream.name} has no column {shown(name)}; there are: {there}")
-        wanted.append(name)
-    if not wanted:
-        raise InvalidRequestError("columns is empty: name at least one, or leave it out for all of them")
-    return wanted
-
-
-def batch_schema(stream: StreamRef, columns: Sequence[str]) -> pa.Schema:
-    fields = (
-        pa.field(name, METADATA[name], nullable=name == "_key") if name in METADATA else stream.schema.field(name) for name in columns
-    )
-    return pa.schema(fields)
+    first: int
+    data: pa.Buffer
+    appended_at: int
+    last_at: int
 
 
 class SegmentCursor:
-    """Reads one segment from a number on, up to `end`, or along its tail if `end` is None.
+    """Reads one segment from a number on, up to `end`, or along its tail if `end` is None. `Engine.cursor` makes it.
 
-    `columns` are those its batches will be asked for, so that others are not fetched from chunks; None means all. `planned` are extents
-    of the segment's own log that were found already, from `start` on. With `keeps_schema` all events have the schema of `stream`, also
-    where upkeep wrote them with a newer one meanwhile; else they have newer columns from where those begin.
+    `columns` are the columns that callers will ask its batches for: others are not fetched from chunks. None means all. With
+    `keeps_schema` all events have the schema of `stream`, even if upkeep wrote them with a newer one; without it, events have newer columns
+    from where those begin. `planned` are the first extents from `start` on, if they are known. `log` is for upkeep, which reads logs that
+    have no segment any more.
 
-    After any error, a Ctrl-C too, it goes on with the event that it had not handed out.
+    After any error, a Ctrl-C too, the cursor continues with the first event that it did not hand out.
     """
 
     def __init__(
         self,
         engine: Engine,
         stream: StreamRef,
-        row: SegmentRow,
+        segment: int,
         start: int,
         end: int | None,
         columns: Sequence[str] | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
-        planned: Sequence[Extent] = (),
         *,
         keeps_schema: bool = False,
+        planned: Sequence[Extent] = (),
+        log: int | None = None,
     ) -> None:
         self._engine = engine
         self._stream = stream
-        self._row = row
+        self._log = log
         self._columns = columns
         self._prefetch_bytes = prefetch_bytes
         self._keeps_schema = keeps_schema
-        self.segment = row.number
+        self.segment = segment
         self.number = start
         self.end = end
         self._planned = start
-        self._first = planned if start >= row.base_until else ()
+        self._first = planned
+        #: A fork's events before this number lie in its parents' logs.
+        self._inherited_until = 0
         self._news: str | None = None
         self._waiting: deque[Extent | RowGroups] = deque()
         self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]] | Later[Sequence[Any]]]] = deque()
         self._fetching_bytes = 0
         self._ready: deque[tuple[Extent | RowGroups, Any]] = deque()
+
+    @property
+    def stream(self) -> StreamRef:
+        """The stream, with the schema of the events handed out last."""
+        return self._stream
 
     @property
     def is_done(self) -> bool:
@@ -262,8 +119,8 @@ class SegmentCursor:
             self._plan()
         return self._waiting[0].appended_at if self._waiting else None
 
-    def next_block(self) -> tuple[Extent, pa.Buffer] | None:
-        """The next extent with its verified bytes; None if there is none now. For streams whose chunks are not Parquet."""
+    def next_block(self) -> BytesBlock | None:
+        """The next verified bytes of a byte stream; None if there are none now."""
         start = self.number
         try:
             found = self._next()
@@ -272,8 +129,9 @@ class SegmentCursor:
             raise
         if found is None:
             return None
-        assert isinstance(found[0], Extent)
-        return found[0], found[1]
+        extent, data = found
+        assert isinstance(extent, Extent), "a byte stream has no Parquet"
+        return BytesBlock(extent.first, data.slice(0, extent.end - extent.first), extent.appended_at, extent.last_at or extent.appended_at)
 
     def next_batch(self) -> Batch | None:
         """The next events that lie together; None if there are none now."""
@@ -289,7 +147,7 @@ class SegmentCursor:
         if isinstance(item, RowGroups):
             chunk, appended = data
             # A fork does not follow its parent: it has all that its parent's events had when it was made.
-            if start >= self._row.base_until:
+            if start >= self._inherited_until:
                 self._follow_schema(item.file.schema_version)
             return Batch(
                 self._stream, self.segment, item.first, chunk, item.appended_at if appended is None else appended, start, self.number
@@ -330,6 +188,17 @@ class SegmentCursor:
     def _schema(self, version: int) -> pa.Schema:
         return self._engine.schema(self._stream.id, version)
 
+    def look(self) -> SegmentState:
+        """Look where the cursor is in its segment now. TruncatedError, or NotFoundError, if its next event is gone."""
+        row = self._engine.run(segments.find_segment, self._stream.id, self.segment)
+        if row is None:
+            raise self._gone()
+        if self._is_truncated(row):
+            raise self._truncated(row)
+        at_tail = self.number >= row.tail
+        epoch = row.made_epoch if row.sealed_epoch is None else row.sealed_epoch
+        return SegmentState(at_tail, at_tail and not row.is_open, epoch)
+
     def has_news(self) -> bool:
         """Whether it was heard, since this was asked last, that there is more to read."""
         before, self._news = self._news, self._engine.last_news(self._stream.id, self.segment)
@@ -339,7 +208,7 @@ class SegmentCursor:
         end = self.end if self.end is not None else 1 << 62
         if self._planned >= end:
             return
-        found, self._first = self._first or self._engine.plan(self._row, self._planned, end), ()
+        found, self._first = self._first or self._plan_from(self._planned, end), ()
         if not found:
             if self.end is not None:
                 self._explain_gap(None)
@@ -350,7 +219,13 @@ class SegmentCursor:
                 self._explain_gap(extent)
             expected = extent.end
         self._planned = expected
+        self._inherited_until = max(self._inherited_until, found[-1].limit or 0)
         self._waiting.extend(found)
+
+    def _plan_from(self, start: int, end: int, limit: int = PLAN_EXTENTS) -> Sequence[Extent]:
+        if self._log is not None:
+            return self._engine.run(tiers.plan_log, self._log, start, end, limit)
+        return self._engine.run(extents.plan_segment, self._stream.id, self.segment, start, end, limit)
 
     def _fill(self) -> bool:
         """Fetch ahead, then make the next items ready; False if there is nothing now. True without any: try again."""
@@ -463,34 +338,37 @@ class SegmentCursor:
 
     def _explain_gap(self, extent: Extent | RowGroups | None) -> None:
         """Numbers are missing from the catalog: were they truncated, or is it damaged?"""
-        row = self._engine.read(segments.find_segment, self._stream.id, self.segment)
+        row = self._engine.run(segments.find_segment, self._stream.id, self.segment)
         if row is None:
-            self._raise_gone()
-        elif self._is_truncated(row):
-            head = "all of it was" if row.dropped else f"its head is {row.head}"
-            raise TruncatedError(f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; {head}")
-        elif extent is not None or (self.end is not None and row.tail >= self.end):
+            raise self._gone()
+        if self._is_truncated(row):
+            raise self._truncated(row)
+        if extent is not None or (self.end is not None and row.tail >= self.end):
             raise CorruptDataError(
                 f"the catalog has no extent for event {self.number} of segment {self.segment} of {self._stream.name}",
                 object=self._stream.name,
             )
-        else:
-            raise InvalidRequestError(f"segment {self.segment} of {self._stream.name} ends at {row.tail}, before {self.end}")
+        raise InvalidRequestError(f"segment {self.segment} of {self._stream.name} ends at {row.tail}, before {self.end}")
 
-    def _raise_gone(self) -> None:
-        from_stream = self._engine.read(segments.list_segments, self._stream.id)
+    def _truncated(self, row: SegmentRow) -> TruncatedError:
+        head = "all of it was" if row.dropped else f"its head is {row.head}"
+        return TruncatedError(f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; {head}")
+
+    def _gone(self) -> HeadwaterError:
+        """The error for a segment that has no row any more."""
+        from_stream = self._engine.run(segments.list_segments, self._stream.id)
         if not from_stream:
-            raise NotFoundError(f"stream {self._stream.name} was deleted")
-        raise TruncatedError(f"segment {self.segment} of {self._stream.name} was truncated")
+            return NotFoundError(f"stream {self._stream.name} was deleted")
+        return TruncatedError(f"segment {self.segment} of {self._stream.name} was truncated")
 
     def _look_again(self, item: Extent | RowGroups, error: CorruptDataError) -> None:
         """Bytes are missing or damaged. If the catalog names others for these numbers by now, plan again; else it is what it seems."""
-        row = self._engine.read(segments.find_segment, self._stream.id, self.segment)
+        row = self._engine.run(segments.find_segment, self._stream.id, self.segment)
         if row is None:
-            self._raise_gone()
-        elif self._is_truncated(row):
-            self._explain_gap(None)
-        found = self._engine.plan(self._row, self.number, self.number + 1, 1)
+            raise self._gone()
+        if self._is_truncated(row):
+            raise self._truncated(row)
+        found = self._plan_from(self.number, self.number + 1, 1)
         if found and found[0].object == item.object:
             place = {"stream": self._stream.name, "segment": self.segment, "first": item.first, "end": item.end}
             raise CorruptDataError(error.message, error.object, **{**error.facts, **place}) from error
@@ -500,7 +378,7 @@ class SegmentCursor:
         """Whether the next number is, and no tag keeps it."""
         if self.number >= row.head and not row.dropped:
             return False
-        pins = self._engine.read(tags.get_pins, self._stream.id).get(self.segment, ())
+        pins = self._engine.run(tags.get_pins, self._stream.id).get(self.segment, ())
         return not any(first <= self.number < until for first, until in pins)
 
 

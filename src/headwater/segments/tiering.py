@@ -15,16 +15,15 @@ import pyarrow as pa
 
 from headwater.catalog import tiers
 from headwater.catalog.extents import BLOCK, PARQUET, RAW
-from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tiers import Backlog, NewExtent, Piece
 from headwater.errors import ConditionFailedError
-from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
+from headwater.segments.batches import Columns
 from headwater.segments.chunk import EXTRA, seal_chunk, write_chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Columns, SegmentCursor
+from headwater.segments.read import SegmentCursor
 from headwater.storage import layout
 
 #: Raw bytes are cut into extents of about this size, each with a checksum.
@@ -110,7 +109,8 @@ class ChunkJob(NamedTuple):
         """Write the chunk. `attempt` keeps tries of the same job apart."""
         suffix = f"{f'-{attempt}' if attempt else ''}.{'bytes' if stream.kind == 'bytes' else 'parquet'}"
         key = layout.chunk_key(stream.name, stream.id, self.backlog.segment, self.old[0].first, self.session, self.number, suffix)
-        cursor = SegmentCursor(engine, stream, _view(self.backlog), self.old[0].first, self.old[-1].end, prefetch_bytes=_PREFETCH_BYTES)
+        numbers = self.old[0].first, self.old[-1].end
+        cursor = SegmentCursor(engine, stream, self.backlog.segment, *numbers, prefetch_bytes=_PREFETCH_BYTES, log=self.backlog.log)
         if stream.kind == "bytes":
             new = _write_raw(engine, key, cursor)
         else:
@@ -176,12 +176,6 @@ def _fitting(chunks: Sequence[Piece]) -> list[Piece]:
     return found
 
 
-def _view(backlog: Backlog) -> SegmentRow:
-    """A log as if it were a segment of its own, to be read by a cursor."""
-    keys = KeyRange(0, KEY_SPACE)
-    return SegmentRow(backlog.segment, backlog.log, keys, 0, 0, None, None, 0, 1 << 62, 0, 0, 0, 0)
-
-
 def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: StreamRef, old: Sequence[Piece]) -> NewExtent:
     columns = Columns([*stream.schema.names, *EXTRA])
 
@@ -210,11 +204,10 @@ def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExten
         at, position = cursor.number, 0
         crc = size = first_at = last_at = 0
         while (found := cursor.next_block()) is not None:
-            extent, data = found
             if not size:
-                first_at = extent.appended_at
-            sink.write(data)
-            crc, size, last_at = google_crc32c.extend(crc, data), size + data.size, extent.last_at or extent.appended_at
+                first_at = found.appended_at
+            sink.write(found.data)
+            crc, size, last_at = google_crc32c.extend(crc, found.data), size + found.data.size, found.last_at
             if size >= _RAW_BYTES or cursor.is_done:
                 new.append(NewExtent(at, size, size, crc, first_at, position, RAW, size, last_at))
                 at, position, crc, size = at + size, position + size, 0, 0

@@ -80,7 +80,7 @@ def _search_chunks(engine: Engine, stream: StreamRef, segment: int, place: int |
     while isinstance(place, InChunk):
         start = place.end
         try:
-            number = engine.chunks.open(place.chunk).find_time(engine.storage, time_us)
+            number = engine.find_time(place, time_us)
             if number < place.end:
                 return max(number, place.start)
         except CorruptDataError:
@@ -330,28 +330,16 @@ def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[in
     # What was truncated is asked for too, so every segment behind the lower place is wanted from its very first number.
     whole = [replace(row, head=0) for row in by_number.values()]
     found = between_numbers(whole, lower, upper)
-    if not all(_is_kept(by_number[item.segment.number], item.start, item.end, pins) for item in found):
+    if not all(tags.is_kept(by_number[item.segment.number], item.start, item.end, pins) for item in found):
         return None
     return [Range(by_number[item.segment.number], item.start, item.end) for item in found]
-
-
-def is_kept(engine: Engine, stream: StreamRef, row: SegmentRow, start: int, end: int) -> bool:
-    """Whether numbers [start, end) of a segment are readable, or kept by a tag."""
-    return _is_kept(row, start, end, engine.run(tags.get_pins, stream.id) if row.dropped or start < row.head else {})
 
 
 def still_kept(tx: Tx, stream: int, ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Those (segment, start, end) that are readable, or kept by a tag. For good, if the caller has locked the stream and pins them."""
     pins = tags.get_pins(tx, stream)
     rows = {row.number: row for row in segments.list_segments(tx, stream, with_dropped=True)}
-    return [item for item in ranges if item[0] in rows and _is_kept(rows[item[0]], item[1], item[2], pins)]
-
-
-def _is_kept(row: SegmentRow, start: int, end: int, pins: tags.Pins) -> bool:
-    if start >= row.head and not row.dropped:
-        return True
-    needed = end if row.dropped else min(end, row.head)
-    return any(first <= start and needed <= until for first, until in pins.get(row.number, ()))
+    return [item for item in ranges if item[0] in rows and tags.is_kept(rows[item[0]], item[1], item[2], pins)]
 
 
 def _head_of(rows: dict[int, SegmentRow], segment: int) -> int:

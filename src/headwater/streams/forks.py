@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.catalog import segments, streams, tags
+from headwater.catalog import journals, rebuilds, segments, streams, tags
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import operation
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
@@ -14,7 +14,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts, truncation
 from headwater.streams.cuts import Place
-from headwater.streams.lifecycle import bare_ref, stream_ref
+from headwater.streams.lifecycle import bare_ref
 
 
 def fork(engine: Engine, stream: StreamRef, new_name: str, at: Place) -> StreamRef:
@@ -25,7 +25,7 @@ def fork(engine: Engine, stream: StreamRef, new_name: str, at: Place) -> StreamR
     name = parse_stream_name(new_name)
     place = cuts.fix(engine, stream, at if at is not None else "tail")
     try:
-        return stream_ref(engine, engine.run(fork_stream, engine.store_id, stream.id, name, place))
+        return engine.stream_ref(engine.run(fork_stream, engine.store_id, stream.id, name, place))
     except NotFoundError:
         raise NotFoundError(f"stream {stream.name} was deleted") from None
 
@@ -43,6 +43,9 @@ def fork_stream(tx: Tx, store_id: str, stream: int, name: StreamName, place: Pla
     if row is None:
         raise AlreadyExistsError(f"stream {name} exists")
     segments.copy_segments(tx, stream, row.id, numbers)
+    if row.kind == "journal":
+        journals.insert_journal(tx, row.id)
+        rebuilds.begin_fork(tx, stream, row.id)
     return row
 
 

@@ -9,14 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.catalog import streams
-from headwater.catalog.extents import Extent
-from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
 from headwater.model.arguments import items_of, shown
 from headwater.model.names import StreamName, parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
-from headwater.model.schemas import OPAQUE, check_schema, difference, evolve, is_opaque
+from headwater.model.schemas import OPAQUE, check_schema, difference, evolve
 from headwater.segments.engine import Engine, schema_bytes
 from headwater.segments.lanes import StreamRef
 
@@ -56,7 +54,7 @@ def create_stream(
         labels=check_labels(labels),
     )
     if row is not None:
-        return stream_ref(engine, row)
+        return engine.stream_ref(row)
     found = open_stream(engine, parsed)
     differences = []
     if found.kind != kind:
@@ -90,24 +88,7 @@ def open_stream(engine: Engine, name: StreamName) -> StreamRef:
     row = engine.run(streams.find_stream, name)
     if row is None:
         raise NotFoundError(f"there is no stream {name}")
-    return stream_ref(engine, row)
-
-
-def open_range(
-    engine: Engine, name: StreamName, stream: int, segment: int, start: int, end: int
-) -> tuple[StreamRef, SegmentRow | None, list[Extent]]:
-    """A stream, one of its segments, None if that is not there any more, and the first extents of its own log in a range of numbers."""
-    found = engine.open_range(name, stream, segment, start, end)
-    if found is None:
-        raise NotFoundError(f"there is no stream {name}")
-    if found.stream.id != stream:
-        raise another_has_its_name(str(name))
-    return stream_ref(engine, found.stream), found.segment, found.extents
-
-
-def stream_ref(engine: Engine, row: StreamRow) -> StreamRef:
-    schema = engine.schema(row.id, row.schema_version)
-    return StreamRef(row.id, row.full_name, row.kind, schema, row.schema_version, is_opaque(schema))
+    return engine.stream_ref(row)
 
 
 def bare_ref(row: StreamRow) -> StreamRef:
@@ -121,10 +102,6 @@ def current_row(engine: Engine, stream: StreamRef) -> StreamRow:
         return engine.run(streams.get_stream, stream.id)
     except NotFoundError:
         raise deleted(stream) from None
-
-
-def another_has_its_name(name: str) -> NotFoundError:
-    return NotFoundError(f"stream {name} was deleted; another has its name by now")
 
 
 @contextmanager
@@ -157,6 +134,8 @@ def update_stream(
     row = current_row(engine, stream)
     if scaling is not None and scaling != Scaling.fixed(1) and row.kind not in SCALED_KINDS:
         raise InvalidRequestError(f"{stream.name} is of kind {row.kind!r}: it has one segment, which can't be scaled")
+    if row.kind == "journal" and (retention not in (None, Retention.forever()) or schema is not None):
+        raise InvalidRequestError(f"{stream.name} is a journal: it keeps all its events, and its columns are those of every journal")
     new_schema = None
     if schema is not None:
         if row.kind == "bytes":
@@ -180,4 +159,4 @@ def update_stream(
             retention=new_retention,
             labels=new_labels,
         )
-    return stream_ref(engine, changed)
+    return engine.stream_ref(changed)

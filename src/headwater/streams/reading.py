@@ -14,9 +14,10 @@ from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import TruncatedError
+from headwater.segments.batches import Batch
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import Batch, SegmentCursor
+from headwater.segments.read import SegmentCursor, SegmentState
 from headwater.streams import cuts
 from headwater.streams.cuts import Place, Range
 from headwater.streams.lifecycle import deleted, naming
@@ -86,11 +87,11 @@ def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns
         while lineage or reading:
             hold.renew(left.values)
             for item in lineage.take_ready():
-                reading.add(_Source(SegmentCursor(engine, stream, item.segment, item.start, item.end, columns, keeps_schema=True)))
+                reading.add(_Source(engine.cursor(stream, item.segment.number, item.start, item.end, columns, keeps_schema=True)))
             try:
                 source, batch = _earliest(reading)
             except TruncatedError as error:
-                raise _with_head(engine, stream, error) from None
+                raise with_head(engine, stream, error) from None
             if source.is_done:
                 reading.remove(source)
                 lineage.finish(source.segment)
@@ -146,7 +147,8 @@ def _lineage(ranges: Iterable[Range]) -> Lineage:
     return lineage
 
 
-def _with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> TruncatedError:
+def with_head(engine: Engine, stream: StreamRef, error: TruncatedError) -> TruncatedError:
+    """The same error, with the stream's head as of now."""
     return TruncatedError(error.message, cuts.head(engine, stream))
 
 
@@ -155,7 +157,15 @@ def next_batch(engine: Engine, stream: StreamRef, cursor: SegmentCursor) -> Batc
     try:
         return None if cursor.is_done else cursor.next_batch()
     except TruncatedError as error:
-        raise _with_head(engine, stream, error) from None
+        raise with_head(engine, stream, error) from None
+
+
+def look(engine: Engine, stream: StreamRef, cursor: SegmentCursor) -> SegmentState:
+    """Where a cursor is in its segment now. TruncatedError, with the stream's head, if its next event was truncated."""
+    try:
+        return cursor.look()
+    except TruncatedError as error:
+        raise with_head(engine, stream, error) from None
 
 
 def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[Batch | None]:
@@ -178,7 +188,7 @@ def _follow(
         seen = engine.changes.version()
         for item in lineage.take_ready():
             end = item.end if not item.segment.is_open else None
-            reading.add(SegmentCursor(engine, stream, item.segment, item.start, end))
+            reading.add(engine.cursor(stream, item.segment.number, item.start, end))
         hold.renew(lambda: _unread(engine, stream, reading, lineage))
         found = False
         tails = None
@@ -203,7 +213,7 @@ def _follow(
             row = rows.get(cursor.segment)
             if not cursor.is_done and (row is None or cursor.number < row.head):
                 # If the segment is gone, nobody knows whether we had read all of it: going on quietly might skip events.
-                raise _with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
+                raise with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
             if row is None or (not row.is_open and cursor.number >= row.tail):
                 progressed = True
                 reading.remove(cursor)
@@ -211,14 +221,14 @@ def _follow(
         for number in range(newest + 1, max(rows) + 1):
             row = rows.get(number)
             if row is None or row.head:
-                raise _with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
+                raise with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
             progressed = True
             lineage.add(Range(row, row.head, row.tail))
         newest = max(newest, *rows)
         if not reading and not lineage and sealed:
             return
         if not progressed:
-            engine.changes.wait(seen, _LONGEST_WAIT_SECONDS)
+            engine.wait_for_more(reading, seen, _LONGEST_WAIT_SECONDS)
             yield None
 
 

@@ -20,7 +20,6 @@ from headwater.runtime import clock, failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts, truncation
-from headwater.streams.lifecycle import stream_ref
 
 #: Extents looked at in one round.
 _MOST_EXTENTS = 100_000
@@ -60,7 +59,7 @@ def retain(engine: Engine, session: int, now_us: int, note: Callable[[str], None
 def _retain_stream(engine: Engine, session: int, row: StreamRow, now_us: int, reasons: list[str]) -> bool:
     """Truncate one stream for each reason that its policy gives; whether anything became unreadable."""
     policy = Retention.from_json(row.retention)
-    stream = stream_ref(engine, row)
+    stream = engine.stream_ref(row)
     found = []
     if policy.kind == "consumption":
         is_truncated, missing = engine.run(truncate_consumed, session, engine.store_id, stream.id, policy.groups)

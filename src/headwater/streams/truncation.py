@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.catalog import extents, journals, keeps, segments, streams
+from headwater.catalog import extents, journals, keeps, rebuilds, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Operation, Right, operation
-from headwater.errors import ConflictError, NotFoundError
+from headwater.errors import ConflictError, InvalidRequestError, NotFoundError
 from headwater.model.cuts import Cut
 from headwater.model.segmentmap import SegmentMap
 from headwater.runtime import failpoints
@@ -15,10 +15,10 @@ from headwater.streams.cuts import cut_numbers
 from headwater.streams.lifecycle import bare_ref
 
 
-def truncate(engine: Engine, stream: StreamRef, cut: Cut) -> None:
-    """Make everything before the cut unreadable. A cut before the head changes nothing."""
+def truncate(engine: Engine, stream: StreamRef, cut: Cut, *, force: bool = False) -> None:
+    """Make everything before the cut unreadable. A cut before the head changes nothing. Of a journal only with `force`."""
     try:
-        engine.run(truncate_stream, engine.store_id, stream.id, cut)
+        engine.run(truncate_stream, engine.store_id, stream.id, cut, force=force)
     except NotFoundError:
         raise NotFoundError(f"stream {stream.name} was deleted") from None
     failpoints.reach("truncate.committed")
@@ -26,9 +26,18 @@ def truncate(engine: Engine, stream: StreamRef, cut: Cut) -> None:
 
 
 @operation("commit", repeatable=True, right=Right("manage", "stream"))
-def truncate_stream(tx: Tx, store_id: str, stream: int, cut: Cut) -> bool:
-    """Make everything of a stream before the cut unreadable; False if the head is there or past it already."""
-    return truncate_locked(tx, store_id, streams.lock_stream(tx, stream), cut)
+def truncate_stream(tx: Tx, store_id: str, stream: int, cut: Cut, *, force: bool = False) -> bool:
+    """Make everything of a stream before the cut unreadable; False if the head is there or past it already.
+
+    Of a journal, which needs `force`, the index is rebuilt then.
+    """
+    row = streams.lock_stream(tx, stream)
+    if row.kind == "journal" and not force:
+        raise InvalidRequestError(
+            f"{row.full_name} is a journal, whose entities would lose their first events: delete_to and delete are for that, "
+            "or truncate with force=True"
+        )
+    return truncate_locked(tx, store_id, row, cut)
 
 
 def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut, *, stops_at_keeps: bool = False) -> bool:
@@ -51,6 +60,8 @@ def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut, *, 
     heads = {segment: number for segment, number in numbers.items() if number > stream_map.segments[segment].head}
     dropped = [segment.number for segment in stream_map.before(numbers)]
     if heads or dropped:
+        if row.kind == "journal":
+            rebuilds.begin(tx, row.id, "sequence")
         segments.advance_heads(tx, row.id, heads, dropped)
     return bool(heads or dropped)
 

@@ -15,9 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
-from headwater.catalog import leases, objects, sessions, streams, tags, tiers, transactions
+from headwater.catalog import leases, objects, rebuilds, sessions, streams, tags, tiers, transactions
 from headwater.catalog.tiers import Backlog
-from headwater.errors import ConditionFailedError, FencedError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
+from headwater.errors import (
+    ConditionFailedError,
+    CorruptDataError,
+    FencedError,
+    HeadwaterError,
+    NotFoundError,
+    TruncatedError,
+    UnavailableError,
+)
 from headwater.model.limits import (
     LEASE_SECONDS,
     TIER_BYTES,
@@ -31,8 +39,7 @@ from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.tiering import ChunkJob, Chunks, MadeChunk, Moved
-from headwater.streams import autoscaling, garbage, retention, truncation
-from headwater.streams.lifecycle import stream_ref
+from headwater.streams import autoscaling, garbage, rebuilding, retention, truncation
 
 log = logging.getLogger("headwater.upkeep")
 
@@ -62,6 +69,7 @@ class UpkeepReport:
     bytes_tiered: int = 0
     bytes_stored: int = 0
     chunks_compacted: int = 0
+    indexes_rebuilt: int = 0
     streams_truncated: int = 0
     segments_split: int = 0
     segments_merged: int = 0
@@ -260,6 +268,7 @@ class Upkeep:
             ("time-outs", 0.0, self._time_out),
             ("scaling", _SCALING_SECONDS, self._scale),
             ("retention", _RETENTION_SECONDS, self._retain),
+            ("indexes", 0.0, lambda report: self._rebuild(report, eager)),
             ("tiering", 0.0, lambda report: self._tier(report, eager)),
             ("compaction", 0.0, lambda report: self._compact(report, eager)),
             ("garbage", _GARBAGE_SECONDS, self._collect),
@@ -311,6 +320,17 @@ class Upkeep:
         report.streams_truncated += retention.retain(self._engine, session, self._now_us(), lambda problem: self._note(report, problem))
         report.rows_deleted += truncation.free_deleted(self._engine)
 
+    def _rebuild(self, report: UpkeepReport, eager: bool) -> None:
+        for build in self._engine.run(rebuilds.list_builds):
+            session = self._live_session()
+            try:
+                is_done = rebuilding.rebuild(self._engine, session, build, lambda: self._may_go_on(eager))
+                report.indexes_rebuilt += is_done
+            except (ConditionFailedError, TruncatedError, NotFoundError):
+                continue  # Truncated again, or deleted meanwhile: the next round begins from there.
+            except CorruptDataError as error:
+                self._note(report, f"the index of stream {build.stream} could not be rebuilt: {error}")
+
     def _tier(self, report: UpkeepReport, eager: bool) -> None:
         backlogs = self._engine.run(tiers.list_backlogs)
         now_us = self._now_us()
@@ -351,7 +371,7 @@ class Upkeep:
         """Make one chunk. What is damaged or was changed meanwhile is left, and the rest goes on."""
         name = f"stream {backlog.stream}"
         try:
-            ref = stream_ref(self._engine, self._engine.run(streams.get_stream, backlog.stream))
+            ref = self._engine.stream_ref(self._engine.run(streams.get_stream, backlog.stream))
             name = ref.name
             moved = make(self._chunks(), ref)
         except (ConditionFailedError, TruncatedError, NotFoundError):

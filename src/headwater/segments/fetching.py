@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.catalog import extents, segments
+from headwater.catalog import extents
 from headwater.catalog.extents import PARQUET, Extent
-from headwater.errors import CorruptDataError, NotFoundError, TruncatedError
+from headwater.errors import CorruptDataError
 from headwater.model.numbers import Numbers
 from headwater.model.schemas import upgrade
 from headwater.runtime.workers import Task
+from headwater.segments.batches import Batch
 from headwater.segments.block import Chunk, decode, verify
-from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.segments.read import SegmentCursor
+
+if TYPE_CHECKING:
+    from headwater.segments.engine import Engine
 
 #: What is planned with one look into the catalog, and fetched side by side.
 _WINDOW_RUNS = 256
@@ -35,11 +37,8 @@ class Fetched(NamedTuple):
     appended: list[int]
 
 
-def fetch(engine: Engine, stream: StreamRef, runs: Iterable[Numbers], *, reverse: bool = False) -> Iterator[Fetched]:
-    """The events of runs of numbers, in the order of the runs. While one window is handed out, the next one is fetched.
-
-    `reverse`: the runs are given the last one first, and so are the parts that are handed out; the numbers in each ascend.
-    """
+def fetch(engine: Engine, stream: StreamRef, runs: Iterable[Numbers], reverse: bool) -> Iterator[Fetched]:
+    """See `Engine.fetch`."""
     waiting: deque[Iterator[Fetched]] = deque()
     for window in _windows(_pieces(runs) if reverse else runs):
         waiting.append(_Window(engine, stream, window, reverse).results())
@@ -216,19 +215,11 @@ def _runs(segment: int, numbers: list[int]) -> Iterator[Numbers]:
 
 def _read_along(engine: Engine, stream: StreamRef, run: Numbers) -> Iterator[Fetched]:
     """A run as a reader of the segment sees it: in a fork's parent too, and with the errors that say what is wrong."""
-    row = engine.run(segments.find_segment, stream.id, run.segment)
-    if row is None:
-        if not engine.run(segments.list_segments, stream.id):
-            raise NotFoundError(f"stream {stream.name} was deleted")
-        raise TruncatedError(f"segment {run.segment} of {stream.name} was truncated")
-    cursor = SegmentCursor(engine, stream, row, run.first, run.end, keeps_schema=True)
+    cursor = engine.cursor(stream, run.segment, run.first, run.end, keeps_schema=True)
     while (batch := cursor.next_batch()) is not None:
         yield from_batch(batch, stream)
 
 
-def from_batch(batch: Any, stream: StreamRef) -> Fetched:
+def from_batch(batch: Batch, stream: StreamRef) -> Fetched:
     """A batch of a stream's reader as it is."""
-    columns = upgrade(batch._chunk.columns.slice(batch._from, batch.count), stream.schema)
-    appended = batch._appended
-    times = [appended] * batch.count if isinstance(appended, int) else appended.slice(batch._from, batch.count).cast(pa.int64()).to_pylist()
-    return Fetched(batch.segment, list(range(batch.first, batch.end)), columns, times)
+    return Fetched(batch.segment, list(range(batch.first, batch.end)), upgrade(batch.columns(), stream.schema), batch.append_times())
