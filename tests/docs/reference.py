@@ -39,12 +39,12 @@ _SECTIONS = {
     "Writing": ["Writer", "Ack", "ByteWriter", "ByteReader"],
     "Transactions": ["Transaction", "Commit", "Marker", "CommittedMarker", "TransactionStatus", "TransactionInfo"],
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
-    "Journals": ["Journal", "Record", "Match", "EXISTS", "Persisted", "Recorded", "Query", "Head", "Snapshot"],
+    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Match", "EXISTS"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }
 _CONSTANTS = {
     "ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n",
-    "EXISTS": "For `expected`: the entity has events and was not deleted.\n",
+    "EXISTS": "The state of an entity that has events, whatever its sequence: for `expected`.\n",
 }
 #: Classes without fields of a record that users make themselves: their arguments are shown.
 _MADE = {"Record", "Match"}
