@@ -52,7 +52,7 @@ from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
 from headwater.synchronizer import Revisioned, Synchronizer, check_rules
 from headwater.tables import TABLE_SCHEMA, Table
-from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner
+from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner, parse_receipt
 from headwater.writer import Writer
 
 S = TypeVar("S")
@@ -512,12 +512,16 @@ class Store:
         return Transaction(self, self._router, lease=float(lease), auto_renew=auto_renew, marker=marker, resumed=None)
 
     def resume_transaction(self, id: str) -> Transaction:
-        """An open transaction of any process, to add to it, commit it or abort it."""
+        """An open transaction of any process, to add to it, commit it or abort it.
+
+        By its receipt: then neither a commit nor a flush succeeds if the store lost what the receipt is for.
+        """
         self._check_open()
-        state, lease_us = self._engine.run(transactions.look_up, check_id(id))
+        id, staged = parse_receipt(id)
+        state, lease_us = self._engine.run(transactions.look_up, id)
         if state not in (transactions.OPEN, transactions.COMMITTING):
             raise TransactionEndedError(f"transaction {id} is {state} already")
-        return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
+        return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id, staged=staged)
 
     def transaction_status(self, id: str) -> TransactionStatus:
         """What became of a transaction. A finished one is kept for at least 7 days."""
