@@ -47,7 +47,15 @@ class AlreadyExistsError(HeadwaterError):
 
 
 class ConflictError(HeadwaterError):
-    """The state does not allow it now. Nothing changed: look again and decide again."""
+    """The state does not allow it now. Nothing changed: look again and decide again.
+
+    Of a claimed stream, `owner` is who claimed it.
+    """
+
+    @property
+    def owner(self) -> str | None:
+        owner = self.facts.get("owner")
+        return None if owner is None else str(owner)
 
 
 class ConditionFailedError(ConflictError):

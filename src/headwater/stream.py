@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from headwater.batch import ChunkRange, SegmentRange, list_chunks
 from headwater.bytestream import ByteReader, ByteWriter
-from headwater.catalog import segments, streams, writers
+from headwater.catalog import claims, segments, streams, writers
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
-from headwater.model.arguments import check_flag
+from headwater.model.arguments import check_flag, shown
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
 from headwater.model.keys import KEY_SPACE
@@ -25,6 +25,8 @@ from headwater.segments.batches import Batch, Columns, check_columns
 from headwater.segments.lanes import StreamRef
 from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
 from headwater.streams.cuts import Place, Range
+from headwater.tables import check_key
+from headwater.transactions import check_owner
 from headwater.writer import Writer
 
 if TYPE_CHECKING:
@@ -161,6 +163,32 @@ class Stream:
         except NotFoundError:
             raise lifecycle.deleted(self._ref) from None
 
+    def claim(self, owner: str, require: tuple[str, str, int]) -> None:
+        """Let only commits append that require this (table, key, version): those of `tx.require`, and nobody else's.
+
+        The entry must have the version now (ConditionFailedError). The owner's next claim moves to another version; another owner gets
+        ConflictError until the claim is released. A refused writer hears of it at its flush. Tables and journals can be claimed too.
+        """
+        check_owner(owner)
+        if not isinstance(require, tuple) or len(require) != 3 or require[2] is None:
+            raise InvalidRequestError(f"a claim requires an entry as (table, key, version), not {shown(require)}")
+        table, key, version = require
+        check_key(key, version)
+        with lifecycle.naming(self._ref):
+            self._store._engine.run(claims.claim_stream, self._ref.id, owner, parse_stream_name(table), key, version)
+
+    def release_claim(self, force: bool = False) -> None:
+        """End the claim of whoever has it, if there is one. Without `force`, ConflictError while the required entry still holds."""
+        check_flag(force, "force")
+        with lifecycle.naming(self._ref):
+            self._store._engine.run(claims.release_claim, self._ref.id, force=force)
+
+    @property
+    def claimed_by(self) -> str | None:
+        """The owner of the stream's claim, None if there is none."""
+        self._row()
+        return self._store._engine.run(claims.find_owner, self._ref.id)
+
     def truncate(self, cut: Cut, force: bool = False) -> None:
         """Make everything before the cut unreadable, for good.
 
@@ -274,8 +302,11 @@ class Stream:
         return self._refresh()
 
     def _check_read(self) -> None:
-        if self._ref.kind not in lifecycle.SCALED_KINDS:
+        if self._ref.kind == "bytes":
             self._check_kind("events")
+        if self._ref.kind in ("table", "revisioned"):
+            # Wait for appends of unknown outcome first, as the table's own reads do.
+            self._store._flusher.settle(self._ref.id)
 
     def _check_writable(self) -> StreamRef:
         row = self._row()

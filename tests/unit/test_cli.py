@@ -240,6 +240,19 @@ def test_tail_gives_the_last_events_over_all_segments(run: Run) -> None:
     assert len(run("tail", "a/b", "-n", "99").stdout.splitlines()) == 12
 
 
+def test_a_claim_is_shown_and_ended_by_hand(run: Run, url: str) -> None:
+    with hw.open(url) as store:
+        stream = store.create_stream("a/b")
+        stream.claim("job-1", ("a/lease", "owner", store.table("a/lease").put("owner", b"")))
+    assert "job-1" in run("describe", "a/b").stdout
+    assert objects(run("describe", "a/b", "--json"))[0]["claimed_by"] == "job-1"
+    assert "claimed by 'job-1'" in run("write", "a/b", input="one\n", code=1).stderr
+    assert objects(run("release-claim", "a/b", "--force", "--json")) == [{"name": "a/b", "released": "job-1"}]
+    assert "nobody claims a/b" in run("release-claim", "a/b").stdout
+    assert objects(run("describe", "a/b", "--json"))[0]["claimed_by"] is None
+    run("write", "a/b", input="one\n")
+
+
 def test_following_ends_with_a_sealed_stream(run: Run) -> None:
     run("create", "a/b")
     run("write", "a/b", input="one\ntwo\n")

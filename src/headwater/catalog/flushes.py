@@ -96,10 +96,11 @@ def grow(append: Append) -> Statement:
 
 
 def _open_place(append: Append) -> Statement:
-    """What finds the segment that a block is for, if that is open."""
+    """What finds the segment that a block is for, if that is open and nobody claims it."""
+    where = "stream = ? AND number = ? AND sealed_epoch IS NULL AND claim IS NULL"
     if append.log:
-        return "stream = ? AND number = ? AND log = ? AND sealed_epoch IS NULL", (append.stream, append.segment, append.log)
-    return "stream = ? AND number = ? AND sealed_epoch IS NULL", (append.stream, append.segment)
+        return f"{where} AND log = ?", (append.stream, append.segment, append.log)
+    return where, (append.stream, append.segment)
 
 
 def add_extent(append: Append, condition: Statement = ("TRUE", ())) -> list[Statement]:

@@ -53,6 +53,8 @@ class Refused(NamedTuple):
 PartResult = Stored | Refused
 #: A segment to append to was sealed, or is gone: look again at what is open.
 SEALED = "sealed"
+#: A segment to append to is claimed by somebody else, the `owner` of the facts.
+CLAIMED = "claimed"
 
 
 class Refusal(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headwater.catalog import tails
+from headwater.catalog import claims, tails
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.parts import SEALED, Append, Ledger, Part, PartResult, Placed, Refused, Stored, Term
 from headwater.catalog.tails import Tail, Tails, Watch
@@ -89,7 +89,10 @@ class Plan:
             # A segment's row goes with its stream, or when it was sealed and truncated away: looking again tells which.
             if tail is None or not tail.is_open or append.log not in (0, tail.log):
                 return Refused(SEALED, {})
-        return None
+        keys = [(append.stream, append.segment) for append in part.appends]
+        if part.staged is not None:
+            keys += part.staged.segments
+        return claims.find_refusal((self.tails[key].claim for key in keys), part.terms)
 
     def _commit(self, tx: Tx, part: Part, now: int) -> Stored:
         staged: list[tuple[int, int, int]] = []

@@ -51,6 +51,7 @@ CREATE TABLE stream_schema (
 );
 
 -- Keys are the routing space [0, 2^64) shifted by -2^63 to fit; last_key is inclusive. Numbers [head, tail) are readable.
+-- `claim`: who alone may append to it while it is open, and the entry that such a commit requires.
 -- `base_until`: numbers below it are in other logs (see base). `dropped`: truncated away, and kept only because a tag pins it.
 CREATE TABLE segment (
     stream BIGINT NOT NULL REFERENCES stream (id),
@@ -68,6 +69,7 @@ CREATE TABLE segment (
     appended_at BIGINT NOT NULL,
     base_until BIGINT NOT NULL DEFAULT 0,
     dropped INTEGER NOT NULL DEFAULT 0,
+    claim TEXT,
     PRIMARY KEY (stream, number)
 );
 

@@ -34,6 +34,8 @@ class SegmentRow:
     appended_at: int
     base_until: int
     dropped: int
+    #: Who alone may append: see catalog/claims.py.
+    claim: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -45,7 +47,8 @@ class SegmentRow:
 
 
 COLUMNS = (
-    "number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, appended_at, base_until, dropped"
+    "number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, bytes, appended_at, base_until, dropped, "
+    "claim"
 )
 
 
@@ -54,17 +57,17 @@ def to_row(row: Row) -> SegmentRow:
     return SegmentRow(number, log, KeyRange(first_key + _SHIFT, last_key + _SHIFT + 1), *rest)
 
 
-def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Sequence[KeyRange]) -> list[int]:
-    """Open a segment for each range; returns their numbers, which are never used again."""
+def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Sequence[KeyRange], claim: str | None = None) -> list[int]:
+    """Open a segment for each range, under a claim; returns their numbers, which are never used again."""
     end = tx.run("UPDATE stream SET next_segment = next_segment + ? WHERE id = ? RETURNING next_segment", (len(ranges), stream))[0][0]
     numbers = list(range(end - len(ranges), end))
     rows = [
-        (stream, number, next_id(tx, "log"), keys.start - _SHIFT, keys.end - 1 - _SHIFT, epoch, made_at, made_at)
+        (stream, number, next_id(tx, "log"), keys.start - _SHIFT, keys.end - 1 - _SHIFT, epoch, made_at, made_at, claim)
         for number, keys in zip(numbers, ranges, strict=True)
     ]
     tx.defer(
-        "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, head, tail, bytes, appended_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?)",
+        "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, head, tail, bytes, appended_at, "
+        "claim) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?)",
         rows,
     )
     return numbers
@@ -135,7 +138,7 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
         f"UPDATE segment SET sealed_epoch = ?, sealed_at = ? WHERE stream = ? AND number IN ({marks})",
         (epoch + 1, made_at, stream, *seal),
     )
-    numbers = insert_segments(tx, stream, epoch=epoch + 1, made_at=made_at, ranges=ranges)
+    numbers = insert_segments(tx, stream, epoch=epoch + 1, made_at=made_at, ranges=ranges, claim=old[0].claim)
     failpoints.reach("scale.applied")
     return numbers
 
@@ -175,9 +178,11 @@ def roll(tx: Tx, stream: int, active: Sequence[SegmentRow]) -> SegmentRow:
         [(epoch, made_at, stream, row.number) for row in active],
     )
     keys = sorted(row.keys for row in active)
-    between = insert_segments(tx, stream, epoch=epoch, made_at=made_at, ranges=[KeyRange(keys[0].start, keys[-1].end)])[0]
+    claim = active[0].claim
+    whole = [KeyRange(keys[0].start, keys[-1].end)]
+    between = insert_segments(tx, stream, epoch=epoch, made_at=made_at, ranges=whole, claim=claim)[0]
     tx.run("UPDATE segment SET sealed_epoch = ?, sealed_at = ? WHERE stream = ? AND number = ?", (epoch, made_at + 1, stream, between))
-    insert_segments(tx, stream, epoch=epoch, made_at=made_at + 1, ranges=keys)
+    insert_segments(tx, stream, epoch=epoch, made_at=made_at + 1, ranges=keys, claim=claim)
     found = find_segment(tx, stream, between)
     assert found is not None
     return found

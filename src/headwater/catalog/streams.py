@@ -147,6 +147,14 @@ def find_stream(tx: Tx, name: StreamName) -> StreamRow | None:
     return StreamRow(*rows[0]) if rows else None
 
 
+def get_named(tx: Tx, name: StreamName) -> StreamRow:
+    """The stream of a name. NotFoundError if there is none."""
+    row = find_stream(tx, name)
+    if row is None:
+        raise NotFoundError(f"there is no stream {name}")
+    return row
+
+
 def found(name: StreamName) -> Statement:
     """The statement that looks up the stream of a name; a `StreamRow` is made of its row."""
     return f"SELECT {_COLUMNS} FROM stream WHERE scope = ? AND name = ?", name
@@ -305,9 +313,7 @@ def seal_stream(tx: Tx, stream: int) -> None:
 @operation("commit", right=Right("manage", "name"))
 def delete_by_name(tx: Tx, name: StreamName, *, seal: bool) -> int:
     """Delete a sealed stream; `seal` seals an open one in the same step. Returns its id."""
-    row = find_stream(tx, name)
-    if row is None:
-        raise NotFoundError(f"there is no stream {name}")
+    row = get_named(tx, name)
     if seal:
         seal_stream(tx, row.id)
     delete_stream(tx, row.id)

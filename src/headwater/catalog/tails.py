@@ -20,14 +20,18 @@ class Watch(NamedTuple):
 class Tail:
     """A locked segment: its next number, and the bytes that the commit adds to it."""
 
-    __slots__ = ("appended_at", "born_at", "bytes", "is_open", "log", "number", "tail")
+    __slots__ = ("appended_at", "born_at", "bytes", "claim", "is_open", "log", "number", "tail")
 
-    def __init__(self, number: int, log: int, tail: int, is_open: bool, appended_at: int, born_at: int | None = None) -> None:
+    def __init__(
+        self, number: int, log: int, tail: int, is_open: bool, appended_at: int, claim: str | None, born_at: int | None = None
+    ) -> None:
         self.number = number
         self.log = log
         self.tail = tail
         self.is_open = is_open
         self.appended_at = appended_at
+        #: Who alone may append: see catalog/claims.py.
+        self.claim = claim
         #: Of a segment that was sealed when it was made, to be rolled into: everything in it has this time.
         self.born_at = born_at
         self.bytes = 0
@@ -65,7 +69,7 @@ def lock(watches: Iterable[Watch]) -> list[Statement]:
             size = next(size for size in _IN_SIZES if size >= len(some))
             some += [some[-1]] * (size - len(some))
             sql = (
-                "SELECT stream, number, log, tail, sealed_epoch IS NULL, appended_at FROM segment "
+                "SELECT stream, number, log, tail, sealed_epoch IS NULL, appended_at, claim FROM segment "
                 f"WHERE stream = ? AND number IN ({', '.join('?' * size)}) ORDER BY number FOR {'UPDATE' if is_exclusive else 'SHARE'}"
             )
             found.append((sql, (stream, *some)))
@@ -74,4 +78,4 @@ def lock(watches: Iterable[Watch]) -> list[Statement]:
 
 def load(answers: Sequence[Sequence[Row]]) -> Tails:
     """The segments that `lock` found."""
-    return {(row[0], row[1]): Tail(row[1], row[2], row[3], bool(row[4]), row[5]) for rows in answers for row in rows}
+    return {(row[0], row[1]): Tail(row[1], row[2], row[3], bool(row[4]), row[5], row[6]) for rows in answers for row in rows}

@@ -28,7 +28,7 @@ class ScaledMeanwhile(Exception):
 
 
 def _tail(row: SegmentRow) -> Tail:
-    return Tail(row.number, row.log, row.tail, row.is_open, row.appended_at)
+    return Tail(row.number, row.log, row.tail, row.is_open, row.appended_at, row.claim)
 
 
 def open_targets(tx: Tx, needed: Iterable[tuple[int, int]], staged: set[tuple[int, int]], watched: Iterable[Watch]) -> Tails:
@@ -106,7 +106,7 @@ def rolled_targets(tx: Tx, needed: Iterable[tuple[int, int]], watched: Iterable[
 
 
 def _rolled(row: SegmentRow) -> Tail:
-    return Tail(row.number, row.log, row.tail, row.is_open, row.appended_at, born_at=row.made_at)
+    return Tail(row.number, row.log, row.tail, row.is_open, row.appended_at, row.claim, born_at=row.made_at)
 
 
 def by_stream(keys: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from headwater.catalog import entities, leases, segments, streams, tiers, writers
+from headwater.catalog import claims, entities, leases, segments, streams, tiers, writers
 from headwater.catalog.database import Tx
 from headwater.catalog.journals import find_state
 from headwater.catalog.operations import Right, operation
@@ -61,6 +61,8 @@ class StreamContents:
     entities: int | None = None
     #: Of a journal alone: the state of its index, "ready" or "building".
     index: str | None = None
+    #: Who alone may append, None if everybody may.
+    claimed_by: str | None = None
     #: (id, last number) of each named writer.
     writers: tuple[tuple[str, int], ...] = ()
 
@@ -145,7 +147,8 @@ def _contents(tx: Tx, rows: Sequence[StreamRow]) -> list[StreamContents]:
     labels, chunks = streams.list_labels_of(tx, ids), tiers.count_chunks(tx, ids)
     journals = [row.id for row in rows if row.kind == "journal"]
     counts = entities.count_entities(tx, journals) if journals else {}
-    parts = {stream: [_segment_contents(segment) for segment in found] for stream, found in segments.list_segments_of(tx, ids).items()}
+    listed = segments.list_segments_of(tx, ids)
+    parts = {stream: [_segment_contents(segment) for segment in found] for stream, found in listed.items()}
     return [
         StreamContents(
             name=row.full_name,
@@ -159,6 +162,7 @@ def _contents(tx: Tx, rows: Sequence[StreamRow]) -> list[StreamContents]:
             chunk_bytes=chunks.get(row.id, (0, 0))[1],
             segments=tuple(parts[row.id]),
             entities=counts.get(row.id, 0) if row.kind == "journal" else None,
+            claimed_by=claims.owner_of(listed[row.id]),
         )
         for row in rows
     ]

@@ -22,6 +22,7 @@ COMMANDS = {
     "truncate": ("headwater.cli.streams", "Delete what lies before a place, for good."),
     "seal": ("headwater.cli.streams", "End a stream: it stays readable."),
     "delete": ("headwater.cli.streams", "Delete a sealed stream with all its data."),
+    "release-claim": ("headwater.cli.rewind", "End the claim of a stream by hand."),
     "scaling": ("headwater.cli.scaling", "Show how a stream's segments followed its load, as a heat map."),
     "journal": ("headwater.cli.journal", "List, read and delete the entities of a journal and their events."),
     "groups": ("headwater.cli.coordinate", "Show reader groups, their lag, and who reads what."),

@@ -41,7 +41,7 @@ class App(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self._table:
             return None
-        command = getattr(importlib.import_module(self._table[name][0]), f"{name}_command")
+        command = getattr(importlib.import_module(self._table[name][0]), f"{name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 

@@ -75,6 +75,7 @@ def _stream_json(stream: StreamContents) -> dict[str, Any]:
         "epoch": stream.epoch,
         "sealed": stream.is_sealed,
         "labels": list(stream.labels),
+        "claimed_by": stream.claimed_by,
         **({} if stream.entities is None else {"entities": stream.entities}),
     }
 
@@ -176,6 +177,8 @@ def _show_stream(stream: hw.Stream, contents: StreamContents, all_segments: bool
     facts.add_row("stream", contents.name)
     facts.add_row("kind", contents.kind)
     facts.add_row("state", f"{'sealed' if contents.is_sealed else 'open'}, epoch {contents.epoch}")
+    if contents.claimed_by is not None:
+        facts.add_row("claimed by", contents.claimed_by)
     if contents.entities is not None:
         facts.add_row("entities", f"{contents.entities:,}")
     if contents.index is not None:

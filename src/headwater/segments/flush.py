@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from headwater.catalog.parts import SEALED, Refused, Term
+from headwater.catalog.claims import claimed
+from headwater.catalog.parts import CLAIMED, SEALED, Refused, Term
 from headwater.errors import FencedError, HeadwaterError, InvalidRequestError, NotFoundError, OutcomeUnknownError, UnavailableError
 from headwater.model.limits import (
     FLUSH_BLOCK_BYTES,
@@ -457,6 +458,10 @@ class Flusher:
         runs = self._take_out(part)
         if refusal.reason == SEALED:
             self._go_on(lane, runs)
+        elif refusal.reason == CLAIMED:
+            if lane.when_refused is not None:
+                lane.when_refused()
+            self._fail_lane(lane, claimed(lane.stream.name, refusal.facts["owner"]), runs)
         elif 0 <= refusal.term < len(lane.terms):
             if lane.when_refused is not None:
                 lane.when_refused()
