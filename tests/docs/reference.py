@@ -12,6 +12,7 @@ from typing import Any
 
 import headwater
 import headwater.ingest
+import headwater.pipelines
 import headwater.spark
 
 PATH = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -46,6 +47,8 @@ _CONSTANTS = {
     "ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n",
     "EXISTS": "The state of an entity that has events, whatever its sequence: for `expected`.\n",
 }
+#: Classes without fields of a record that users make themselves: their arguments are shown.
+_MADE = {"Record", "Match"}
 #: Public for other modules of ours only.
 _INTERNAL = {"abandon", "add", "is_ours", "stage"}
 
@@ -60,7 +63,7 @@ def make() -> str:
         lines += [f"## {title}", *_describe_all(headwater, section, "hw.")]
     lines += ["## Errors", "All are `HeadwaterError`, say what to do, carry their facts as `error.facts`, and survive pickling.\n"]
     lines += [_describe_error(getattr(headwater, name)) for name in errors]
-    for module in (headwater.ingest, headwater.spark):
+    for module in (headwater.ingest, headwater.spark, headwater.pipelines):
         lines += [f"\n## {module.__name__}", _text(module), *_describe_all(module, module.__all__, f"{module.__name__}.")]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -78,6 +81,8 @@ def _describe_all(module: ModuleType, names: list[str], prefix: str) -> Iterator
 
 def _describe_class(thing: type, prefix: str) -> Iterator[str]:
     yield f"### {prefix}{thing.__name__}\n{_text(thing)}"
+    if thing.__name__ in _MADE:
+        yield _entry(f"{prefix}{thing.__name__}{_signature(vars(thing)['__init__']).removesuffix(' -> None')}", "")
     fields = _fields(thing)
     if fields:
         yield "Fields: " + ", ".join(f"`{name}: {kind}`" for name, kind in fields.items()) + "\n"
