@@ -52,7 +52,7 @@ from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
 from headwater.synchronizer import Revisioned, Synchronizer, check_rules
 from headwater.tables import TABLE_SCHEMA, Table
-from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner
+from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner, parse_receipt
 from headwater.writer import Writer
 
 S = TypeVar("S")
@@ -321,11 +321,15 @@ class Store:
         """An existing stream; NotFoundError if there is none."""
         return Stream(self, lifecycle.open_stream(self._engine, parse_stream_name(name)))
 
-    def streams(self, scope: str | None = None, label: str | None = None) -> list[str]:
-        """Full names, in order, of all streams, or of those in a scope or with a label."""
+    def streams(self, scope: str | None = None, label: str | None = None, kinds: Collection[str] = ("events", "bytes")) -> list[str]:
+        """List the streams of events and of bytes by full name, in order; only those of a scope, with a label, or of other `kinds`.
+
+        The other kinds are "table", "revisioned" and "journal".
+        """
         if label is not None:
             parse_word(label, "label")
-        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label)
+        chosen = lifecycle.check_kinds(kinds)
+        return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), label, chosen)
 
     def delete_stream(self, name: str, *, seal: bool = False) -> None:
         """Delete a sealed stream with all its data. The name may be used again, for another stream.
@@ -508,12 +512,16 @@ class Store:
         return Transaction(self, self._router, lease=float(lease), auto_renew=auto_renew, marker=marker, resumed=None)
 
     def resume_transaction(self, id: str) -> Transaction:
-        """An open transaction of any process, to add to it, commit it or abort it."""
+        """An open transaction of any process, to add to it, commit it or abort it.
+
+        By its receipt: then neither a commit nor a flush succeeds if the store lost what the receipt is for.
+        """
         self._check_open()
-        state, lease_us = self._engine.run(transactions.look_up, check_id(id))
+        id, staged = parse_receipt(id)
+        state, lease_us = self._engine.run(transactions.look_up, id)
         if state not in (transactions.OPEN, transactions.COMMITTING):
             raise TransactionEndedError(f"transaction {id} is {state} already")
-        return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id)
+        return Transaction(self, self._router, lease=lease_us / 1_000_000, auto_renew=True, marker=None, resumed=id, staged=staged)
 
     def transaction_status(self, id: str) -> TransactionStatus:
         """What became of a transaction. A finished one is kept for at least 7 days."""
@@ -521,7 +529,7 @@ class Store:
         return TransactionStatus.OPEN if state in (transactions.OPEN, transactions.COMMITTING) else TransactionStatus(state)
 
     def transactions(self, limit: int = 100, *, only_open: bool = False) -> list[TransactionInfo]:
-        """The newest transactions first."""
+        """List the newest transactions first, without those that were aborted before anything was staged, unless they had a marker."""
         check_whole(limit, "limit", most=MOST)
         check_flag(only_open, "only_open")
         return [

@@ -312,8 +312,11 @@ class Stream:
         return self._refresh()
 
     def _check_read(self) -> None:
-        if self._ref.kind not in lifecycle.SCALED_KINDS:
+        if self._ref.kind == "bytes":
             self._check_kind("events")
+        if self._ref.kind in ("table", "revisioned"):
+            # Wait for appends of unknown outcome first, as the table's own reads do.
+            self._store._flusher.settle(self._ref.id)
 
     def _check_writable(self) -> StreamRef:
         row = self._row()

@@ -142,9 +142,9 @@ class Table:
 
 
 def changes_chunk(keys: Sequence[str], values: Sequence[bytes | None]) -> Chunk:
-    """Changes of a table as events of its stream; a value of None is a removal."""
+    """Changes of a table as events of its stream, with the entries' keys as routing keys; a value of None is a removal."""
     columns = [pa.array(keys, pa.string()), pa.array(values, pa.binary())]
-    return Chunk(pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA), None, None)
+    return Chunk(pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA), columns[0].view(pa.binary()), None)
 
 
 def check_entry(key: str, value: bytes, version: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time as clock
 import uuid
@@ -54,6 +55,7 @@ class TransactionStatus(Enum):
     ABORTED = "aborted"
 
 
+_BATCH = re.compile(r"[0-9a-f]{1,15}|[0-7][0-9a-f]{15}")
 #: Its look-up in the class is a good part of what a small event costs.
 _OPEN = TransactionStatus.OPEN
 
@@ -85,7 +87,9 @@ class Transaction:
     Thread-safe; other processes add to it with `store.resume_transaction(id)`.
     """
 
-    def __init__(self, store: Store, router: Router, *, lease: float, auto_renew: bool, marker: Marker | None, resumed: str | None) -> None:
+    def __init__(
+        self, store: Store, router: Router, *, lease: float, auto_renew: bool, marker: Marker | None, resumed: str | None, staged: int = 0
+    ) -> None:
         self._store = store
         self._engine: Engine = store._engine
         self._committer = store._committer
@@ -108,8 +112,8 @@ class Transaction:
         self._readers: list[tuple[Reader, Moves]] = []
         #: What is being staged.
         self._pending: Contents | None = None
-        #: The last batch that this handle staged.
-        self._staged = 0
+        #: The last batch that this handle staged, or that the one staged whose receipt it has.
+        self._staged = staged
         if self._is_begun and auto_renew:
             store._heart.add(self._renew_quietly, lease / 3)
 
@@ -127,6 +131,15 @@ class Transaction:
                 self._engine.run(transactions.abort, self._id, self._lease_us)
                 self._is_asked = True
             return self._id
+
+    @property
+    def receipt(self) -> str:
+        """The id with what this handle staged last, after `flush`: who adopts or resumes by it misses nothing of that.
+
+        A fail-over of PostgreSQL may lose the last commits. Then a receipt is refused, where an id takes what is left.
+        """
+        with self._lock:
+            return f"{self.id}-{self._staged:x}"
 
     @property
     def status(self) -> TransactionStatus:
@@ -271,12 +284,13 @@ class Transaction:
             self._given += 1
 
     def adopt(self, ids: Sequence[str]) -> None:
-        """Take over what other open transactions staged, in this order, behind what this one has so far. They end; this one commits it.
+        """Take over what other open transactions staged, in this order, after what this one has so far. They end; this one commits it.
 
-        For work that is staged in parallel, where only some of the attempts shall count. TransactionEndedError if one ended before.
+        For work that is staged in parallel, where only some of the attempts shall count. Each is named by its `receipt`, or by its id.
+        TransactionEndedError if one ended before, or if the store lost a part of what a receipt is for.
         """
-        others = [check_id(id) for id in items_of(ids, "what is taken over", "transactions' ids")]
-        if self._id in others:
+        others = [parse_receipt(id) for id in items_of(ids, "what is taken over", "transactions' receipts")]
+        if self._id in [id for id, _ in others]:
             raise InvalidRequestError(f"transaction {self._id} can't take over itself")
         if len(others) > ADOPTED_TRANSACTIONS:
             raise InvalidRequestError(f"a call takes over up to {ADOPTED_TRANSACTIONS:,} transactions, not {len(others):,}: make several")
@@ -456,6 +470,14 @@ class Transaction:
             self.commit()
         else:
             self._abort_quietly()
+
+
+def parse_receipt(receipt: Any) -> tuple[str, int]:
+    """(the id, the batch that was staged last, 0 if it is not known) of a receipt or an id."""
+    id, _, batch = receipt.partition("-") if isinstance(receipt, str) else (receipt, "", "")
+    if batch and not _BATCH.fullmatch(batch):
+        raise InvalidRequestError(f"a transaction is named by its receipt or its id, not {shown(receipt)}")
+    return check_id(id), int(batch or "0", 16)
 
 
 def check_id(id: Any) -> str:

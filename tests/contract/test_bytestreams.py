@@ -7,7 +7,7 @@ import io
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -245,26 +245,6 @@ def test_bytes_and_events_are_not_mixed(store: hw.Store, stream: hw.Stream) -> N
         store.create_stream("a/other", kind="bytes", schema=events.schema)
     with pytest.raises(hw.InvalidRequestError, match="byte stream"):
         store.create_stream("a/other", kind="bytes", scaling=hw.Scaling.fixed(2))
-
-
-def test_a_stream_of_another_kind_is_named_with_what_it_is_used_by(store: hw.Store, stream: hw.Stream) -> None:
-    store.create_stream("a/events")
-    store.table("a/table")
-    store.revisioned("a/log")
-    for name, said in (
-        ("a/events", "a/events is a stream of events: use writer() and read()"),
-        ("a/bytes", "a/bytes is a stream of bytes: use byte_writer() and byte_reader()"),
-        ("a/table", "a/table is a table: use store.table('a/table')"),
-        ("a/log", "a/log is a revisioned stream: use store.revisioned('a/log')"),
-    ):
-        found = store.stream(name)
-        of_events = [found.writer, found.read, found.to_arrow, found.ranges]
-        of_bytes = [found.byte_writer, found.byte_reader]
-        wrong: list[Callable[[], Any]] = [*(of_events if name != "a/events" else ()), *(of_bytes if name != "a/bytes" else ())]
-        for call in wrong:
-            with pytest.raises(hw.InvalidRequestError) as caught:
-                call()
-            assert caught.value.message == said
 
 
 def test_only_bytes_are_taken_and_a_closed_end_says_so(stream: hw.Stream) -> None:

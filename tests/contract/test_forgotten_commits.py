@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +17,13 @@ from headwater.catalog import sessions
 from headwater.catalog.database import Tx
 from headwater.catalog.schema import SCHEMA, next_id
 from headwater.errors import FencedError, InvalidRequestError, NotFoundError, TransactionEndedError
+from headwater.ingest import ingest
+from headwater.ingest.spread import FileTask, StagedFile
 from headwater.model.limits import INLINE_BYTES
+from headwater.spark.options import read_sink_options
+from headwater.spark.pieces import Piece as SparkPiece
+from headwater.spark.pieces import Staged
+from headwater.spark.staging import gather
 from tests.crash.processes import Place, wait_until
 
 Remember = Callable[[], Callable[..., None]]
@@ -230,6 +239,69 @@ def test_a_transaction_that_lost_what_it_took_over_is_not_committed(store: hw.St
     assert part.status is hw.TransactionStatus.OPEN
     part.abort()
     assert values(store) == []
+
+
+@pytest.mark.parametrize("how", ["adopted", "resumed and committed", "resumed and staged to"])
+@pytest.mark.parametrize("size", [10, 2 * INLINE_BYTES], ids=["inline", "stored"])
+def test_by_its_receipt_a_transaction_that_lost_its_last_batch_is_not_committed(
+    place: Place, store: hw.Store, remember: Remember, size: int, how: str
+) -> None:
+    part = store.transaction()
+    part.write("a/x", b"one".ljust(size))
+    part.flush()
+    forget = remember()
+    part.write("a/x", b"two".ljust(size))
+    part.flush()
+    receipt = part.receipt
+    forget()
+    with place.open() as other, pytest.raises(TransactionEndedError, match="went back in time"), other.transaction() as whole:
+        if how == "adopted":
+            whole.adopt([receipt])
+        else:
+            resumed = other.resume_transaction(receipt)
+            resumed.write("a/x", b"three")
+            resumed.commit() if how == "resumed and committed" else resumed.flush()
+    part.abort()
+    assert values(store) == []
+
+
+def test_a_task_s_rows_of_which_a_batch_was_forgotten_are_not_committed(store: hw.Store, remember: Remember) -> None:
+    """The message of a Spark task: the driver that adopts what the task staged."""
+    piece = SparkPiece(store, read_sink_options({"store": "x", "stream": "a/x"}), hw.Marker("spark/query/a/x", 0))
+    forget: list[Callable[..., None]] = []
+    for number in range(3):
+        piece.add(pa.record_batch({"value": [b"%d" % number * 100_000]}))
+        if number == 1:
+            wait_until(lambda: all(task.done() for task in piece._under_way))
+            assert piece._tx is not None
+            piece._tx.flush()
+            forget.append(remember())
+    message = Staged(0, "query", 0)
+    piece.finish(message)
+    forget[0]()
+    with pytest.raises(TransactionEndedError, match="went back in time"), store.transaction() as whole:
+        gather(whole, [message], None)
+    piece.drop()
+    assert values(store) == []
+
+
+def test_files_whose_rows_were_forgotten_before_the_commit_are_read_again(store: hw.Store, remember: Remember, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"name": name}) + "\n")
+
+    rounds = count()
+
+    def forget_once(stage: Callable[[FileTask], StagedFile], tasks: Sequence[FileTask]) -> list[StagedFile]:
+        found = [stage(task) for task in tasks]
+        if not next(rounds):
+            store._engine.database.write(lambda tx: [tx.run(f"DELETE FROM {table}") for table in ("txn_term", "txn_extent")])
+        return found
+
+    assert ingest(store, folder, "a/rows", spread=forget_once).events == 2
+    assert next(rounds) == 2
+    assert values(store, "a/rows") == [{"name": "one"}, {"name": "two"}]
 
 
 def test_a_writer_of_a_schema_that_was_forgotten_stores_nothing_that_can_t_be_read(

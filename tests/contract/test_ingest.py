@@ -79,6 +79,21 @@ def test_a_run_that_is_ended_goes_on_where_it_was(store: hw.Store, folder: Path)
     assert (report.events, report.files, report.files_before, report.transactions) == (16, 2, 1, 3)
 
 
+def test_a_run_shows_no_transaction_but_those_that_stored_something(store: hw.Store, folder: Path) -> None:
+    for _ in range(2):  # the second run finds nothing to do
+        ingest(store, folder, STREAM)
+        assert {info.status for info in store.transactions()} == {hw.TransactionStatus.COMMITTED}
+    with store.transaction() as tx:
+        tx.write(STREAM, b"x")
+        tx.flush()
+        tx.abort()
+    with store.transaction(marker=hw.Marker("me", 1)) as marked:
+        marked.renew()
+        marked.abort()
+    shown = [info.id for info in store.transactions() if info.status is hw.TransactionStatus.ABORTED]
+    assert sorted(shown) == sorted([tx.id, marked.id])
+
+
 @pytest.mark.parametrize("events", [2, 4, 6, 8])
 def test_it_goes_on_in_the_middle_of_a_file(quick: hw.Store, folder: Path, events: int) -> None:
     progress, pause = end_after(events)

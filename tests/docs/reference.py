@@ -39,9 +39,15 @@ _SECTIONS = {
     "Writing": ["Writer", "Ack", "ByteWriter", "ByteReader"],
     "Transactions": ["Transaction", "Commit", "Marker", "CommittedMarker", "TransactionStatus", "TransactionInfo"],
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
+    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Match", "EXISTS"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }
-_CONSTANTS = {"ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n"}
+_CONSTANTS = {
+    "ABSENT": "The version of a key that is missing: for `put` and `remove` that are to happen only then.\n",
+    "EXISTS": "The state of an entity that has events, whatever its sequence: for `expected`.\n",
+}
+#: Classes without fields of a record that users make themselves: their arguments are shown.
+_MADE = {"Record", "Match"}
 #: Public for other modules of ours only.
 _INTERNAL = {"abandon", "add", "is_ours", "stage"}
 
@@ -74,6 +80,8 @@ def _describe_all(module: ModuleType, names: list[str], prefix: str) -> Iterator
 
 def _describe_class(thing: type, prefix: str) -> Iterator[str]:
     yield f"### {prefix}{thing.__name__}\n{_text(thing)}"
+    if thing.__name__ in _MADE:
+        yield _entry(f"{prefix}{thing.__name__}{_signature(vars(thing)['__init__']).removesuffix(' -> None')}", "")
     fields = _fields(thing)
     if fields:
         yield "Fields: " + ", ".join(f"`{name}: {kind}`" for name, kind in fields.items()) + "\n"

@@ -262,6 +262,10 @@ def test_the_examples_run(tmp_path: Path) -> None:
         store.stream("a/lines").seal()
     assert example("follow.py", url, "a/lines") == "one: 3\ntwo: 4\n"
     assert example("batches.py", url) == "3 rides stored\n3 rides in all, 73.5 in fares\n"
+    for _ in range(2):
+        said = example("shop.py", url).splitlines()
+        assert said[:3] == ["4 customers registered", "3 orders placed, 1 refused, mugs left: 0", "the live query saw 3 orders: the same"]
+        assert said[3] == "after a cancellation mugs left: 1" and said[4].startswith("an order's history: placed paid shipped")
     assert "every zone's rides are there, in order" in example("taxi.py", str(tmp_path / "city"))
     (folder / "a.txt").write_text("the cat and the dog\nand the bird\n")
     assert example("word_count.py", url, str(folder)) == "2 new lines stored\n     3 the\n     2 and\n     1 bird\n"

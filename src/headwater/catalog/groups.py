@@ -31,7 +31,10 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A group as the catalog has it. `ends` has, for a bounded group, the numbers it stops at by stream and segment."""
+    """A group as the catalog has it.
+
+    A bounded group has `ends`: the numbers it stops at by stream and segment. A stream that `ends` lacks has no end.
+    """
 
     id: int
     name: str
@@ -498,7 +501,8 @@ def _moves(tx: Tx, row: GroupRow, frontier: Sequence[Assigned]) -> list[tuple[in
     by_stream: dict[int, Places] = {}
     for item in frontier:
         by_stream.setdefault(item.stream, {})[item.segment] = (item.position, item.done)
-    ends_of = {stream: row.ends.get(stream, {}) if row.ends is not None else None for stream in by_stream}
+    # A stream that the end of a bounded group does not name has no end.
+    ends_of = {stream: row.ends.get(stream) if row.ends is not None else None for stream in by_stream}
     # Numbers grow along each key, so what lies before the frontier's first is read already.
     looks = [segments.listed(stream, min([*before, *(ends_of[stream] or {})])) for stream, before in by_stream.items()]
     found = []

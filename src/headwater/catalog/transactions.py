@@ -136,6 +136,14 @@ def check_staged(tx: Tx, id: str, batch: int) -> None:
         raise forgotten(id)
 
 
+def _find_marks(tx: Tx, ids: Sequence[str]) -> frozenset[tuple[str, int]]:
+    """(transaction, ordinal) of the marks that batches left in these transactions."""
+    if not ids:
+        return frozenset()
+    sql = f"SELECT txn, ordinal FROM txn_term WHERE txn IN ({', '.join('?' * len(ids))}) AND ordinal < 0 AND place = 0"
+    return frozenset((row[0], row[1]) for row in tx.run(sql, ids))
+
+
 def forgotten(id: str) -> TransactionEndedError:
     return TransactionEndedError(
         f"the catalog went back in time and lost what transaction {id} had staged: nothing of it was stored", id=id
@@ -186,21 +194,23 @@ def with_object(tx: Tx, batch: Batch) -> Batch:
 
 
 @operation("commit", repeatable=True)
-def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) -> None:
+def adopt(tx: Tx, id: str, others: Sequence[tuple[str, int]], batch: int, after: int = 0) -> None:
     """Move what other open transactions staged behind what this one has, in the given order; they end, with nothing. Given again: once.
 
-    It leaves a mark, as the batch `batch` of its caller, and comes behind `after` as in `stage`.
+    Each comes with the last batch that its handle staged, 0 if that is not known. It leaves a mark, as the batch `batch` of its caller, and
+    comes behind `after` as in `stage`.
     """
     marks = ", ".join("?" * (len(others) + 1))
     sql = f"SELECT id, state, expires_at < now_us(), next_ordinal, result FROM txn WHERE id IN ({marks}) ORDER BY id FOR UPDATE"
-    rows = {row[0]: row[1:] for row in tx.run(sql, (id, *others))}
+    rows = {row[0]: row[1:] for row in tx.run(sql, (id, *(other for other, _ in others)))}
     state, expired, behind, _ = rows[id]
     if state != OPEN or expired:
         raise _ended(id, get_state(tx, id))
     check_staged(tx, id, after)
     _mark(tx, id, batch)
+    staged = _find_marks(tx, [other for other, last in others if last])
     outcome = json.dumps({"reason": f"{id} took over what it staged", "error": None, "adopted_by": id})
-    for other in others:
+    for other, last in others:
         if other not in rows:
             raise NotFoundError(f"there is no transaction {other}")
         state, expired, length, result = rows[other]
@@ -208,6 +218,8 @@ def adopt(tx: Tx, id: str, others: Sequence[str], batch: int, after: int = 0) ->
             continue
         if state != OPEN or expired:
             raise _ended(other, get_state(tx, other))
+        if last and (other, -last) not in staged:
+            raise forgotten(other)
         tx.run("DELETE FROM txn_term WHERE txn = ? AND ordinal < 0", (other,))
         tx.run("UPDATE txn_term SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
         tx.run("UPDATE txn_extent SET txn = ?, ordinal = ordinal + ? WHERE txn = ?", (id, behind, other))
@@ -283,15 +295,19 @@ class TransactionRow(NamedTuple):
 
 @operation("read")
 def list_transactions(tx: Tx, limit: int, only_open: bool) -> list[TransactionRow]:
-    """List the newest transactions first, with a few statements however many transactions there are."""
+    """List the newest transactions first, with a few statements however many transactions there are.
+
+    Leave out aborted ones that never staged anything and had no marker: the leases of processes that found nothing to do.
+    """
     is_open = "WHERE state IN ('open', 'committing')"
+    is_shown = "WHERE state <> 'aborted' OR next_ordinal > 0 OR marker_owner IS NOT NULL"
     newest = "ORDER BY begun_at DESC, id LIMIT ?"
     columns = "id, state, begun_at, expires_at, ended_at, result, marker_owner, marker_sequence, marker_fingerprint"
     # Only open transactions have staged blocks. The newest open ones include all open ones among the newest of all.
     staged = f"SELECT DISTINCT txn, stream FROM txn_extent WHERE txn IN (SELECT id FROM txn {is_open} {newest})"
     rows, staged_rows = tx.run_all(
         [
-            (f"SELECT {columns} FROM txn {is_open if only_open else ''} {newest}", (limit,)),
+            (f"SELECT {columns} FROM txn {is_open if only_open else is_shown} {newest}", (limit,)),
             (f"SELECT e.txn, s.id, s.scope, s.name FROM ({staged}) e JOIN stream s ON s.id = e.stream", (limit,)),
         ]
     )

@@ -40,7 +40,7 @@ def groups_command(target: Target, name: str | None) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 @with_store
 def transactions_command(target: Target, limit: int, only_open: bool) -> None:
-    """Show the transactions of a store, the newest first."""
+    """Show the transactions of a store, the newest first; not those that were aborted before anything was staged."""
     with target.open() as store:
         found = store.transactions(limit, only_open=only_open)
     if target.json:

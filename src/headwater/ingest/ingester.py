@@ -255,7 +255,7 @@ class _Run:
             results = list(zip(group, spread(stage_file, tasks), strict=True))
             failed = next((index for index, (_, result) in enumerate(results) if result.error is not None), len(results))
             good = results[:failed]
-            self._claim.tx.adopt([result.transaction for _, result in good if result.transaction is not None])
+            self._claim.tx.adopt([result.receipt for _, result in good if result.receipt is not None])
             for (file, state), result in good:
                 self._stage(file, result.state, 0)
                 self._staged_bytes += state.stamp.size

@@ -39,9 +39,9 @@ class FileTask(NamedTuple):
 
 
 class StagedFile(NamedTuple):
-    """What a task tells: its transaction and how far the file is stored when that is committed, or what went wrong."""
+    """What a task tells: its transaction's receipt and how far the file is stored when that is committed, or what went wrong."""
 
-    transaction: str | None
+    receipt: str | None
     state: FileState
     error: hw.HeadwaterError | None = None
 
@@ -79,7 +79,7 @@ def stage_file(task: FileTask) -> StagedFile:
         if isinstance(error, hw.UnavailableError | hw.InvalidRequestError | hw.ConflictError):
             return StagedFile(None, task.state, error)
         raise
-    return StagedFile(tx.id, state)
+    return StagedFile(tx.receipt, state)
 
 
 def write_piece(

@@ -25,7 +25,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
 from headwater.streams.cuts import Place
-from headwater.streams.lifecycle import SCALED_KINDS, naming, open_stream
+from headwater.streams.lifecycle import naming, open_stream
 
 if TYPE_CHECKING:
     from headwater.store import Store
@@ -201,8 +201,7 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
         raise InvalidRequestError("a reader group takes a list of one or more streams")
     refs = [open_stream(engine, name) for name in given]
     for ref in refs:
-        if ref.kind not in SCALED_KINDS:
-            raise InvalidRequestError(f"{ref.name} is of kind {ref.kind!r}: a reader group reads streams of events and journals")
+        placing.check_readable(ref.name, ref.kind)
     while (found := engine.run(groups.find_group, name)) is None:
         made = _create(engine, name, refs, start, end)
         if made is not None:
@@ -216,7 +215,12 @@ def open_group(store: Store, name: str, streams: list[str] | None, start: Place,
 def _create(engine: Engine, name: str, refs: list[StreamRef], start: Place, end: Place) -> GroupRow | None:
     """The new group; None if the name is taken by now."""
     starts = [(ref.id, cuts.fix(engine, ref, start)) for ref in refs]
-    ends = [(ref.id, cuts.fix(engine, ref, end)) for ref in refs] if end is not None else None
+    ends = None
+    if end is not None:
+        bounded = [ref for ref in refs if not isinstance(end, Cut) or ref.name in end.streams]
+        if not bounded:
+            raise InvalidRequestError(f"the end names none of the streams that the group reads: {', '.join(ref.name for ref in refs)}")
+        ends = [(ref.id, cuts.fix(engine, ref, end)) for ref in bounded]
     with naming(*refs):
         return engine.run(placing.create_group, engine.store_id, name, starts, ends)
 

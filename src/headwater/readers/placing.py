@@ -12,21 +12,28 @@ from headwater.errors import InvalidRequestError
 from headwater.model.names import parse_word
 from headwater.streams import cuts
 from headwater.streams.cuts import Place
-from headwater.streams.lifecycle import SCALED_KINDS
 
 
 @operation("commit", repeatable=True)
 def create_group(
     tx: Tx, store_id: str, name: str, starts: Sequence[tuple[int, Place]], ends: Sequence[tuple[int, Place]] | None
 ) -> GroupRow | None:
-    """The new group, at a place in each of these streams; None if the name is taken. No place is a time."""
+    """The new group, at a place in each of these streams; None if the name is taken. No place is a time.
+
+    A stream that `ends` lacks has no end.
+    """
     parse_word(name, "reader group")
     rows, positions = _locked_positions(tx, store_id, starts)
     for row in rows:
-        if row.kind not in SCALED_KINDS:
-            raise InvalidRequestError(f"{row.full_name} is of kind {row.kind!r}: a reader group reads streams of events and journals")
+        check_readable(row.full_name, row.kind)
     stops = _locked_positions(tx, store_id, ends)[1] if ends is not None else None
     return groups.create_group(tx, name, {row.id: row.full_name for row in rows}, positions, stops)
+
+
+def check_readable(name: str, kind: str) -> None:
+    """Refuse a stream of bytes. All other kinds hold events."""
+    if kind == "bytes":
+        raise InvalidRequestError(f"{name} is a stream of bytes: a reader group reads events; use byte_reader()")
 
 
 @operation("commit")

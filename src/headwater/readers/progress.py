@@ -51,6 +51,17 @@ def frontier(tx: Tx, group: int) -> tuple[list[Assigned], dict[tuple[int, int], 
 
 
 @operation("read", right=Right("read", "group"))
+def is_at_tail(tx: Tx, group: int) -> bool:
+    """Whether the committed positions are at the tails, or at the end of a bounded group."""
+    row = groups.get_group(tx, group)
+    for stream, numbers in _positions(tx, group).items():
+        ends = row.ends.get(stream) if row.ends is not None else None
+        if cuts.between_numbers(segments.list_segments(tx, stream), numbers, ends):
+            return False
+    return True
+
+
+@operation("read", right=Right("read", "group"))
 def lag(tx: Tx, group: int) -> Lag:
     """How far the committed positions are behind the tails, or behind the end of a bounded group."""
     row = groups.get_group(tx, group)

@@ -33,6 +33,7 @@ from headwater.errors import (
 from headwater.model.arguments import check_flag, check_seconds, check_whole
 from headwater.model.events import Event
 from headwater.model.limits import READER_SECONDS
+from headwater.readers import progress
 from headwater.segments.batches import Batch, Columns
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -112,9 +113,10 @@ class Reader:
     # Reading.
 
     def read(self, timeout: float = 1.0) -> Event | None:
-        """The next event, None if there is none within `timeout` seconds.
+        """Return the next event, or None after `timeout` seconds without one; at once after the end of a bounded group.
 
-        A manual reader gets what follows a split or merge when all before it is committed: commit when there is none, at the latest.
+        None does not mean that the group is at its tail: `at_tail` says that. The segments of a reader that died come after 10 s.
+        A manual reader gets the events after a split or merge when all before it is committed: commit when there is none, at the latest.
         """
         # For each event, and nearly always the same: so it is checked once. Both at once, since another thread may read too.
         given, seconds = self._wait
@@ -122,6 +124,18 @@ class Reader:
             seconds = check_seconds(timeout, "timeout")
             self._wait = timeout, seconds
         return self._hand_over(self._read, seconds)
+
+    @property
+    def at_tail(self) -> bool:
+        """Whether every segment of the group is read and committed to its tail, or to the end of a bounded group, by whichever reader.
+
+        After a `read` that returned None an auto reader commits first.
+        """
+        self._check_open()
+        with self._lock:
+            if self._auto and self._batch is None and self._unsettled is None:
+                self._commit_settled()
+            return self._engine.run(progress.is_at_tail, self._group.id)
 
     def _hand_over(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What a read finds. After an error, a Ctrl-C too, none of it counts as handed out."""

@@ -72,7 +72,9 @@ class BatchTransaction:
         self._options = SinkOptions(
             address, None, None, None, None, None, False, 1, lease, append_after_rollback, checkpoint, checkpoint is None, name
         )
+        #: The transactions of the outputs, and their receipts.
         self._outputs: list[str] = []
+        self._receipts: list[str] = []
         self._count = self._hash = 0
         #: What the commit said; None if the batch was committed before.
         self.commit: Commit | None = None
@@ -96,9 +98,9 @@ class BatchTransaction:
         with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
             report = Path(folder) / "rows.json"
             writer = df.write.format("headwater").mode("append").option("store", address.url)
-            inner = {"headwater.into": collector.id, "headwater.label": self._options.target}
+            inner = {"headwater.into": collector.id, "headwater.label": self._options.target, "headwater.report": str(report)}
             if self._options.hashes_rows:
-                inner |= {"headwater.report": str(report), "fingerprint": "rows"}
+                inner["headwater.hash"] = "true"
             place = {"catalog": address.catalog or "", "lease": str(max(1, int(self._options.lease_seconds)))}
             storage = {f"storage.{name}": text for name, text in address.storage_options}
             given = {**place, **storage, **options, **inner}
@@ -108,11 +110,12 @@ class BatchTransaction:
                 # The function may go on all the same: then half an output is not committed with the others.
                 drop_pieces(store, [collector.id])
                 raise
+            receipt, count, total = json.loads(report.read_text(encoding="utf-8"))
             if self._options.hashes_rows:
-                count, total = json.loads(report.read_text(encoding="utf-8"))
                 self._count += count
                 self._hash = (31 * self._hash + total) % (1 << 64)
         self._outputs.append(collector.id)
+        self._receipts.append(receipt)
 
     def __enter__(self) -> BatchTransaction:
         return self
@@ -124,7 +127,7 @@ class BatchTransaction:
         elif self._outputs:
             self._check_name(store)
             fingerprint = make_fingerprint(self._options, self._batch_id, self._count, self._hash)
-            adopt = lambda tx: patiently(lambda: tx.adopt(self._outputs))  # noqa: E731
+            adopt = lambda tx: patiently(lambda: tx.adopt(self._receipts))  # noqa: E731
             self.commit = publish(store, self._options, self._query, self._batch_id, fingerprint, adopt)
             _stored[store.id, self._owner] = (self._run, self._batch_id)
 

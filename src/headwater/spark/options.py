@@ -27,7 +27,7 @@ _SOURCE = _PLACE | {
     "headwater.ranges",
 }
 #: How `headwater.spark.transaction` has the sink stage rows for it.
-_INNER = {"headwater.into", "headwater.label", "headwater.report"}
+_INNER = {"headwater.into", "headwater.label", "headwater.report", "headwater.hash"}
 _SINK = _PLACE | _INNER | {"key", "time", "table", "stream_column", "create", "segments", "lease", "on_rollback", "fingerprint"}
 #: What Spark itself adds.
 _SPARKS_OWN = {"checkpointlocation", "queryname", "outputmode"}
@@ -69,10 +69,12 @@ class SinkOptions:
     #: Where the query's checkpoint is, if that can be read here.
     checkpoint: Path | None
     hashes_rows: bool
-    #: For a part of a larger commit: its name, the transaction that takes the rows, and a file for their number and hash.
+    #: For a part of a larger commit: its name, the transaction that takes the rows, a file for its receipt and the rows' number and hash,
+    #: and whether the hash is wanted.
     label: str | None = None
     into: str | None = None
     report: str | None = None
+    hashes_part: bool = False
 
     @property
     def target(self) -> str:
@@ -134,6 +136,7 @@ def read_sink_options(options: Mapping[str, str]) -> SinkOptions:
         options.get("headwater.label"),
         options.get("headwater.into"),
         options.get("headwater.report"),
+        "headwater.hash" in options,
     )
 
 

@@ -31,6 +31,8 @@ class Staged(WriterCommitMessage):
     query: str | None
     batch: int
     transaction: str | None = None
+    #: The transaction with its last batch, which its adopter must find.
+    receipt: str | None = None
     #: (stream, rows as Arrow IPC) and (table, entries) that were not staged because they are few.
     rows: list[tuple[str, bytes]] = field(default_factory=list)
     entries: list[tuple[str, list[tuple[str, bytes]]]] = field(default_factory=list)
@@ -103,7 +105,7 @@ class Piece:
                 self._under_way.popleft().result()
             self._thread.shutdown()
             patiently(self._tx.flush)
-            message.transaction = self._tx.id
+            message.transaction, message.receipt = self._tx.id, self._tx.receipt
             return
         for name, rows in self._rows:
             message.rows.append((name, _to_ipc(rows)))

@@ -60,7 +60,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     """Writes a DataFrame: all of it becomes visible at once, or nothing."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return stage(iterator, self._options, hashes_rows=self._options.report is not None, lists_keys=self._overwrite)
+        return stage(iterator, self._options, hashes_rows=self._options.hashes_part, lists_keys=self._overwrite)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         arrived, store, options = _arrived(messages), self._store(), self._options
@@ -69,8 +69,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             tx = store.resume_transaction(options.into)
             self._fill(tx, arrived)
             patiently(tx.flush)
-            if options.report is not None:
-                Path(options.report).write_text(json.dumps(sum_hashes(arrived)), encoding="utf-8")
+            assert options.report is not None, "whoever wants a part wants its receipt"
+            Path(options.report).write_text(json.dumps([patiently(lambda: tx.receipt), *sum_hashes(arrived)]), encoding="utf-8")
             return
         commit_filled(store, options, None, lambda tx: self._fill(tx, arrived))
         if arrived[0].query is not None:

@@ -49,8 +49,8 @@ def open_streams(options: SourceOptions) -> tuple[Store, list[Stream]]:
     store = patiently(options.address.open)
     streams = [store.stream(name) for name in options.streams]
     for stream in streams:
-        if stream.kind not in ("events", "journal"):
-            raise InvalidRequestError(f"{stream.name} is of kind {stream.kind!r}: Spark reads streams of events and journals")
+        if stream.kind == "bytes":
+            raise InvalidRequestError(f"{stream.name} is a stream of bytes: Spark reads events")
     return store, streams
 
 

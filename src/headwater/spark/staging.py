@@ -55,8 +55,8 @@ def gather(tx: Transaction, messages: Sequence[Staged], key: str | None) -> None
     """Put what task attempts staged into one transaction, in the order of their partitions."""
     waiting: list[str] = []
     for message in sorted(messages, key=lambda message: message.partition):
-        if message.transaction is not None:
-            waiting.append(message.transaction)
+        if message.receipt is not None:
+            waiting.append(message.receipt)
             continue
         if waiting and (message.rows or message.entries):
             patiently(lambda ids=tuple(waiting): tx.adopt(ids))  # type: ignore[misc]

@@ -67,6 +67,17 @@ def create_stream(
     return found
 
 
+def check_kinds(kinds: Any) -> tuple[str, ...]:
+    """Refuse what are no kinds of streams."""
+    found = tuple(items_of(kinds, "kinds", "kinds of streams"))
+    for kind in found:
+        if kind not in (*KINDS, *INNER_KINDS):
+            raise InvalidRequestError(f"a stream is of kind {', '.join((*KINDS, *INNER_KINDS))}, not {shown(kind)}")
+    if not found:
+        raise InvalidRequestError(f"kinds are one or more of {', '.join((*KINDS, *INNER_KINDS))}")
+    return found
+
+
 def check_policies(scaling: Scaling | None, retention: Retention | None) -> None:
     if scaling is not None and not isinstance(scaling, Scaling):
         raise InvalidRequestError(f"scaling is made with hw.Scaling, not {type(scaling).__name__}")
