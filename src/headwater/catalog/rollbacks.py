@@ -17,7 +17,7 @@ from headwater.catalog.segments import SegmentRow, insert_segments
 from headwater.catalog.streams import StreamRow
 from headwater.catalog.views import View, add_views
 from headwater.errors import ConflictError, InvalidRequestError
-from headwater.model.cuts import Cut
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.segmentmap import Front, SegmentMap
 from headwater.runtime import failpoints
 
@@ -156,13 +156,19 @@ def move_groups(tx: Tx, stream: StreamRow, rows: Sequence[SegmentRow], numbers: 
     for group, segment, position in tx.run(sql, (stream.id,)):
         places.setdefault(group, {})[segment] = position
     moved: list[tuple[int, int, int, int]] = []
-    for group, place in places.items():
-        reached = stream_map.reached(place)
-        if past.isdisjoint(place) and all(at <= numbers.get(segment, at) for segment, at in reached.items()):
-            continue
-        tx.defer("DELETE FROM group_segment WHERE grp = ? AND stream = ?", [(group, stream.id)])
-        moved += [(group, stream.id, segment, at) for segment, at in stream_map.earlier(place, numbers).items()]
-    tx.defer("INSERT INTO group_segment (grp, stream, segment, position, done, since) VALUES (?, ?, ?, ?, 0, now_us())", moved)
     # Of readers that handed out what is undone, too: their positions are refused, and they are told why.
     above = "CASE WHEN now_us() > generation THEN now_us() ELSE generation + 1 END"
     tx.defer(f"UPDATE reader_group SET generation = {above} WHERE id = ?", [(group,) for group in groups])
+    [(store,)] = tx.run("SELECT id FROM store")
+    for group, place in places.items():
+        is_past = stream_map.passes(place, numbers)
+        if past.isdisjoint(place) and not is_past:
+            continue
+        tx.defer("DELETE FROM group_segment WHERE grp = ? AND stream = ?", [(group, stream.id)])
+        back = stream_map.earlier(place, numbers)
+        moved += [(group, stream.id, segment, at) for segment, at in back.items()]
+        if not is_past:
+            continue
+        cut = Cut(store, {stream.full_name: StreamCut(stream.id, back)})
+        tx.defer("UPDATE reader_group SET rolled_generation = generation, rolled_to = ? WHERE id = ?", [(str(cut), group)])
+    tx.defer("INSERT INTO group_segment (grp, stream, segment, position, done, since) VALUES (?, ?, ?, ?, 0, now_us())", moved)

@@ -202,7 +202,10 @@ CREATE TABLE reader_group (
     generation BIGINT NOT NULL,
     checkpoint BIGINT NOT NULL,
     end_cut TEXT,
-    created_at BIGINT NOT NULL
+    created_at BIGINT NOT NULL,
+    -- The last generation that began with a roll-back which put the group back, and where to.
+    rolled_generation BIGINT NOT NULL DEFAULT 0,
+    rolled_to TEXT
 );
 
 CREATE TABLE group_stream (

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from headwater.catalog.database import Tx
+from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
 from headwater.catalog.segments import SHIFT, SegmentRow, list_segments
 from headwater.errors import RolledBackError
@@ -49,11 +50,6 @@ def note(tx: Tx, stream: int, kept: int, numbers: Mapping[int, int], ends: Itera
     )
 
 
-def list_gone(tx: Tx, stream: int) -> set[int]:
-    """The numbers of the segments of a stream that roll-backs took away as a whole."""
-    return {row[0] for row in tx.run("SELECT segment FROM undone WHERE stream = ? AND first = ?", (stream, ALL))}
-
-
 def is_suspect(rows: Mapping[int, SegmentRow], numbers: Mapping[int, int]) -> bool:
     """Whether a place names a segment that is not there, or a number past its tail: it may be undone then."""
     return any(segment not in rows or number > rows[segment].tail for segment, number in numbers.items())
@@ -82,6 +78,18 @@ def find_error(tx: Tx, stream: int, numbers: Mapping[int, int], rows: Sequence[S
         + (f"; what was rolled back is in {', '.join(kept)}" if kept else ""),
         Cut(store, {f"{scope}/{name}": StreamCut(stream, place)}),
     )
+
+
+@operation("read", right=Right("read", "stream"))
+def explain(tx: Tx, stream: int, numbers: Mapping[int, int]) -> RolledBackError | None:
+    """The error for a place in a stream, if some of it is undone."""
+    return find_error(tx, stream, numbers)
+
+
+@operation("statement", right=Right("read", "stream"))
+def list_gone(tx: Tx, stream: int) -> list[int]:
+    """The numbers of the segments of a stream that roll-backs took away as a whole."""
+    return [row[0] for row in tx.run("SELECT segment FROM undone WHERE stream = ? AND first = ? ORDER BY segment", (stream, ALL))]
 
 
 def _find(tx: Tx, stream: int, numbers: Mapping[int, int]) -> list[tuple[int, int, int, int, int]]:
