@@ -65,30 +65,29 @@ def test_events_that_cannot_be_encoded_fail_alone(local_store: hw.Store, monkeyp
 
 def test_one_writer_s_failure_does_not_touch_its_neighbours_in_the_same_flush(store: hw.Store) -> None:
     good, doomed, deleted = (store.create_stream(f"a/{name}") for name in ("good", "doomed", "deleted"))
-    writers = {stream.name: stream.writer() for stream in (doomed, good, deleted)}
-    fenced, newer = good.writer("w"), good.writer("w")
-    for writer in (*writers.values(), newer):
-        writer.write("before")
-        writer.flush()
-    doomed.seal()
-    deleted.seal()
-    store.delete_stream("a/deleted")
-    with blocked(store):
-        # All of this is gathered while the catalog is held, and goes into one flush.
-        acks = {name: writer.write("together", key="k") for name, writer in writers.items()}
-        stale, fresh = fenced.write("stale"), newer.write("fresh")
-    assert acks["a/good"].result(WAIT_SECONDS).number >= 2
-    assert fresh.result(WAIT_SECONDS).segment == 0
-    for ack, error in ((acks["a/doomed"], hw.SealedError), (acks["a/deleted"], hw.NotFoundError), (stale, hw.FencedError)):
-        with pytest.raises(error):
-            ack.result(WAIT_SECONDS)
-    writers["a/good"].write("after")
-    writers["a/good"].flush()
-    for failed in (writers["a/doomed"], writers["a/deleted"], fenced):
-        failed.abandon()
-    for writer in (writers["a/good"], newer):
-        writer.close()
-    assert sorted(values(good)) == [b"after", b"before", b"before", b"fresh", b"together"]
+    fenced = good.writer("w")
+    with good.writer() as neighbour, good.writer("w") as newer:
+        failing: list[tuple[hw.Writer, type[hw.HeadwaterError]]]
+        failing = [(doomed.writer(), hw.SealedError), (deleted.writer(), hw.NotFoundError), (fenced, hw.FencedError)]
+        for writer in (*(writer for writer, _ in failing[:2]), neighbour, newer):
+            writer.write("before")
+            writer.flush()
+        doomed.seal()
+        deleted.seal()
+        store.delete_stream("a/deleted")
+        with blocked(store):
+            # All of this is gathered while the catalog is held, and goes into one flush.
+            lost = [writer.write("lost", key="k") for writer, _ in failing]
+            kept = [writer.write("together", key="k") for writer in (neighbour, newer)]
+        assert sorted(ack.result(WAIT_SECONDS) for ack in kept) == [(0, 2), (0, 3)]
+        for ack, (writer, error) in zip(lost, failing, strict=True):
+            with pytest.raises(error):
+                ack.result(WAIT_SECONDS)
+            # Every writer is closed here: one that is left open tells its error to the store's `close`, unless it is collected before.
+            with pytest.raises(error):
+                writer.close()
+        neighbour.write("after")
+    assert sorted(values(good)) == [b"after", b"before", b"before", b"together", b"together"]
     assert values(doomed) == [b"before"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import headwater
 import headwater.ingest
+import headwater.pipelines
 import headwater.spark
 
 PATH = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -62,7 +63,7 @@ def make() -> str:
         lines += [f"## {title}", *_describe_all(headwater, section, "hw.")]
     lines += ["## Errors", "All are `HeadwaterError`, say what to do, carry their facts as `error.facts`, and survive pickling.\n"]
     lines += [_describe_error(getattr(headwater, name)) for name in errors]
-    for module in (headwater.ingest, headwater.spark):
+    for module in (headwater.ingest, headwater.spark, headwater.pipelines):
         lines += [f"\n## {module.__name__}", _text(module), *_describe_all(module, module.__all__, f"{module.__name__}.")]
     return "\n".join(lines).rstrip() + "\n"
 
