@@ -22,6 +22,7 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.journals.journal import Journal
+from headwater.journals.merged import Merged
 from headwater.journals.persisting import Persisted
 from headwater.journals.queries import Query
 from headwater.model.cuts import Cut
@@ -70,6 +71,7 @@ __all__ = [
     "Look",
     "Marker",
     "Match",
+    "Merged",
     "Metrics",
     "NotFoundError",
     "OperationMetrics",
