@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -505,3 +506,22 @@ def test_bytes_that_are_no_text_are_refused_or_taken_as_they_are(run: Run) -> No
     run("write", "a/b", "--key-regex", "\udcff.", input=b"x\xffy\n")
     assert json.loads(run("read", "a/b", "--json").stdout)["key_base64"] == base64.b64encode(b"\xffy").decode()
     assert "finds no key" in run("write", "a/b", "--key-regex", "\udcff", input=b"x\n", code=1).stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_their_options(run: Run, shell: str) -> None:
+    script = run("completion", shell).stdout
+    assert "_HEADWATER_COMPLETE" in script
+    for words, at, found in (
+        ("headwater tr", 1, ["truncate", "transactions"]),
+        ("headwater read --fro", 2, []),
+        ("headwater --ver", 1, ["--version"]),
+    ):
+        given = {"_HEADWATER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+        command = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()"]
+        done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=60)
+        assert [line.removeprefix("plain,") for line in done.stdout.split()] == found, done.stderr
+
+
+def test_the_version_is_that_of_the_package(run: Run) -> None:
+    assert run("--version").stdout == f"headwater {hw.__version__}\n"
