@@ -57,7 +57,7 @@ def test_the_help_lists_every_command_and_what_it_does() -> None:
     assert "Verify every block" in CliRunner().invoke(main, ["--help"]).stdout
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "operations", "journal")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "operations", "journal", "completion")])
 def test_every_command_takes_a_store_and_json(name: str) -> None:
     text = CliRunner().invoke(main, [name, "--help"]).stdout
     assert "--store" in text and "--catalog" in text and "--json" in text
@@ -512,11 +512,8 @@ def test_bytes_that_are_no_text_are_refused_or_taken_as_they_are(run: Run) -> No
 def test_a_shell_completes_commands_and_their_options(run: Run, shell: str) -> None:
     script = run("completion", shell).stdout
     assert "_HEADWATER_COMPLETE" in script
-    for words, at, found in (
-        ("headwater tr", 1, ["truncate", "transactions"]),
-        ("headwater read --fro", 2, []),
-        ("headwater --ver", 1, ["--version"]),
-    ):
+    cases = ("headwater tr", 1, ["truncate", "transactions"]), ("headwater read --st", 2, ["--start", "--store", "--storage-option"])
+    for words, at, found in (*cases, ("headwater --ver", 1, ["--version"])):
         given = {"_HEADWATER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(at)}
         command = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()"]
         done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=60)
