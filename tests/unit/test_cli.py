@@ -90,6 +90,7 @@ def test_a_stream_is_made_listed_and_described(run: Run, url: str) -> None:
         "epoch": 0,
         "sealed": False,
         "labels": ["raw", "web"],
+        "claimed_by": None,
     }
     assert [row["name"] for row in objects(run("list", "--json", "--scope", "other"))] == ["other/x"]
     [store] = objects(run("describe", "--json"))
