@@ -12,6 +12,7 @@ from typing import Any
 
 import headwater
 import headwater.ingest
+import headwater.pipelines
 import headwater.spark
 
 PATH = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -39,7 +40,7 @@ _SECTIONS = {
     "Writing": ["Writer", "Ack", "ByteWriter", "ByteReader"],
     "Transactions": ["Transaction", "Commit", "Marker", "CommittedMarker", "TransactionStatus", "TransactionInfo"],
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
-    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Match", "EXISTS"],
+    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Merged", "Match", "EXISTS"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }
 _CONSTANTS = {
@@ -62,7 +63,7 @@ def make() -> str:
         lines += [f"## {title}", *_describe_all(headwater, section, "hw.")]
     lines += ["## Errors", "All are `HeadwaterError`, say what to do, carry their facts as `error.facts`, and survive pickling.\n"]
     lines += [_describe_error(getattr(headwater, name)) for name in errors]
-    for module in (headwater.ingest, headwater.spark):
+    for module in (headwater.ingest, headwater.spark, headwater.pipelines):
         lines += [f"\n## {module.__name__}", _text(module), *_describe_all(module, module.__all__, f"{module.__name__}.")]
     return "\n".join(lines).rstrip() + "\n"
 

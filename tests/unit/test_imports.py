@@ -50,9 +50,10 @@ EDGES: dict[str, tuple[str, ...]] = {
     "journal": (),
     "ingest": ("errors", "model"),
     "spark": (),
+    "pipelines": ("spark",),
     "server": (),
-    "cli": ("errors", "model", "check", "journal", "ingest", "spark", "server"),
-    "demo": ("model", "check", "spark", "cli"),
+    "cli": ("errors", "model", "check", "journal", "ingest", "spark", "pipelines", "server"),
+    "demo": ("model", "check", "spark", "pipelines", "cli"),
     "__main__": ("cli",),
 }
 

@@ -188,6 +188,8 @@ def _entities(tx: Tx, stream: int, which: str, values: Sequence[Any]) -> dict[st
 
 def _merged(old: dict[str, Any], new: dict[str, Any] | None, floor: Floor) -> dict[str, Any]:
     """An entity's row of the events that were found, and of the row that it had."""
+    if old["low"] > old["sequence"] + 1 and old["deletion"] is None:
+        old = old | {"low": 1}  # No deletion, and no truncation, made it so.
     found = new if new is not None else old | {"sequence": 0, "low": 1, "paged": 0, "recent": ""}
     least = {"sequence": old["sequence"], "deleted": old["low"] - 1, "none": 0}[floor]
     sequence = max(found["sequence"], least)

@@ -9,13 +9,15 @@ from typing import Any
 #: Only so many of each are kept with their names; all are counted.
 NAMED_PROBLEMS = 1000
 NAMED_UNUSED = 1000
+#: The kind of a problem that a rebuild of a journal's index mends.
+INDEX = "index"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong. `message` says it whole; the other fields say where, as far as that is known.
 
-    Kinds: damaged, missing, unreadable (bytes); gap, overlap, counter (numbers); lineage, dangling, catalog (rows).
+    Kinds: damaged, missing, unreadable (bytes); gap, overlap, counter (numbers); lineage, dangling, catalog (rows); index (a journal's).
     """
 
     kind: str
@@ -23,6 +25,9 @@ class Problem:
     stream: str | None = None
     segment: int | None = None
     object: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "stream": self.stream, "segment": self.segment, "object": self.object, "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class CheckReport:
     objects: int = 0
     problem_count: int = 0
     problems: list[Problem] = field(default_factory=list)
+    #: What was wrong and is no more.
+    repaired: list[Problem] = field(default_factory=list)
     unused_count: int = 0
     unused_bytes: int = 0
     unused: list[Unused] = field(default_factory=list)
@@ -72,6 +79,12 @@ class CheckReport:
         self.problem_count += 1
         if len(self.problems) < NAMED_PROBLEMS:
             self.problems.append(problem)
+
+    def repair(self, stream: str) -> None:
+        """The index of this journal was rebuilt: what was wrong with it is no problem any more."""
+        self.repaired += [problem for problem in self.problems if problem.kind == INDEX and problem.stream == stream]
+        self.problem_count -= sum(problem in self.repaired for problem in self.problems)
+        self.problems = [problem for problem in self.problems if problem not in self.repaired]
 
     def add_unused(self, unused: Unused) -> None:
         self.unused_count += 1
@@ -90,9 +103,8 @@ class CheckReport:
             "bytes": self.bytes,
             "objects": self.objects,
             "problem_count": self.problem_count,
-            "problems": [
-                {"kind": p.kind, "stream": p.stream, "segment": p.segment, "object": p.object, "message": p.message} for p in self.problems
-            ],
+            "problems": [problem.to_json() for problem in self.problems],
+            "repaired": [problem.to_json() for problem in self.repaired],
             "unused_count": self.unused_count,
             "unused_bytes": self.unused_bytes,
             "unused": [{"key": u.key, "bytes": u.bytes, "reason": u.reason} for u in self.unused],

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headwater.catalog import segments, streams
+from headwater.catalog import journals, rebuilds, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.check import rows, unused
 from headwater.check.blocks import SeenObjects
+from headwater.check.indexes import find_index_faults, find_lost_rows
 from headwater.check.lineage import find_lineage_faults
 from headwater.check.numbers import SegmentCheck
-from headwater.check.report import CheckReport, OnProgress, Problem, Progress
+from headwater.check.report import INDEX, CheckReport, OnProgress, Problem, Progress
 from headwater.check.staged import StagedCheck, list_staged
 from headwater.check.tags import find_tag_faults
-from headwater.errors import CorruptDataError, HeadwaterError, NotFoundError, UnavailableError
+from headwater.errors import CorruptDataError, HeadwaterError, NotFoundError, TruncatedError, UnavailableError
 from headwater.model.policies import Retention, Scaling
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -29,8 +30,11 @@ from headwater.streams.lifecycle import INNER_KINDS, KINDS
 _CATALOG = "the catalog"
 
 
-def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckReport:
-    """Read and verify everything a store holds. What is wrong is in the report; an exception means that the check could not be done."""
+def check_store(store: Store, on_progress: OnProgress | None = None, *, repair: bool = False) -> CheckReport:
+    """Read and verify everything a store holds. What is wrong is in the report; an exception means that the check could not be done.
+
+    `repair` rebuilds the indexes of journals that differ from their events, by a round of upkeep. Nothing else is changed.
+    """
     engine = store._engine
     report = CheckReport()
     total = rows.count_bytes(engine.database)
@@ -42,9 +46,25 @@ def check_store(store: Store, on_progress: OnProgress | None = None) -> CheckRep
     for part in (_check_staged(engine, report, objects), *_check_rows(engine, report), _find_unused(engine, report, objects)):
         for _ in _noting(report, _CATALOG, part):
             pass
+    if repair:
+        _repair(store, report)
     if on_progress is not None:
         on_progress(Progress("", report.bytes, max(total, report.bytes)))
     return report
+
+
+def _repair(store: Store, report: CheckReport) -> None:
+    """Rebuild the indexes that have problems; those that are as they should be then are `repaired`."""
+    engine = store._engine
+    names = dict.fromkeys([problem.stream for problem in report.problems if problem.kind == INDEX and problem.stream is not None])
+    refs = [store.stream(name)._ref for name in names]
+    for ref in refs:
+        engine.run(rebuilds.begin_repair, ref.id)
+    if refs:
+        store.run_upkeep()
+    for ref in refs:
+        if engine.run(journals.find_state, ref.id) == journals.READY and not find_index_faults(engine, ref):
+            report.repair(ref.name)
 
 
 def _noting(report: CheckReport, name: str, steps: Iterator[str]) -> Iterator[str]:
@@ -67,7 +87,7 @@ def _catalog_problem(name: str, message: str, object: str | None = None) -> Prob
 
 
 def _check_rows(engine: Engine, report: CheckReport) -> Iterator[Iterator[str]]:
-    for look in (*rows.LOOKS, find_tag_faults):
+    for look in (*rows.LOOKS, find_tag_faults, find_lost_rows):
         yield _add_all(report, look(engine.database))
 
 
@@ -106,6 +126,13 @@ def _check_stream(engine: Engine, stream: int, report: CheckReport, objects: See
                 yield row.full_name
         report.segments += 1
     report.streams += 1
+    if ref is not None and ref.kind == "journal":
+        try:
+            faults = find_index_faults(engine, ref)
+        except (CorruptDataError, TruncatedError):
+            return  # Damaged events are named by now, and what was truncated is not there.
+        for fault in faults:
+            report.add(Problem(INDEX, f"{row.full_name}: {fault}", row.full_name))
 
 
 def _find_row_faults(row: StreamRow) -> Iterator[str]:

@@ -69,17 +69,20 @@ def _what_was_done(report: UpkeepReport) -> str:
 
 
 @click.command("check")
+@click.option("--repair", is_flag=True, help="Rebuild the indexes of journals that differ from their events, by a round of upkeep.")
 @with_store
-def check_command(target: Target) -> int:
-    """Verify every block and row of a store. Ends with 1 if anything is damaged, and says what."""
+def check_command(target: Target, repair: bool) -> int:
+    """Verify every block and row of a store. Ends with 1 if anything is damaged and not repaired, and says what."""
     with target.open(upkeep=False) as store, _progress(target) as on_progress:
-        report = check.check_store(store, on_progress)
+        report = check.check_store(store, on_progress, repair=repair)
     if target.json:
         emit(report.to_json())
         return OK if report.ok else FAILED
     out = console()
     for problem in report.problems:
         out.print(f"{problem.kind}: {problem.message}")
+    for problem in report.repaired:
+        out.print(f"repaired: {problem.message}")
     if report.problem_count > len(report.problems):
         out.print(f"and {report.problem_count - len(report.problems):,} more problems")
     for unused in report.unused[:_SHOWN_UNUSED]:

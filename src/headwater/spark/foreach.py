@@ -29,29 +29,33 @@ def transaction(
     name: str = "transaction",
     on_rollback: str = "fail",
     lease: float = 86400.0,
+    require: tuple[str, str, int] | None = None,
 ) -> BatchTransaction:
     """One commit for all that a function given to `foreachBatch` writes: use it in a `with` block.
 
     However often Spark runs the batch, it is stored once. `store` may be left out where HEADWATER_STORE names it. A function that has
-    several transactions gives each a `name`: by that a repeated batch is told from another output.
+    several transactions gives each a `name`: by that a repeated batch is told from another output. With `require`, a table, a key and a
+    version, the commit is refused unless the entry is at that version.
     """
     if not name or "#" in name:
         raise InvalidRequestError(f"a transaction's name is a text without '#', which counts rollbacks, not {name!r}")
     if on_rollback not in ("fail", "append"):
         raise InvalidRequestError(f"on_rollback is 'fail' or 'append', not {on_rollback!r}")
     address = read_address({}) if store is None else address_of(store)
-    return BatchTransaction(batch_df, batch_id, address, name, on_rollback == "append", lease)
+    return BatchTransaction(batch_df, batch_id, address, name, on_rollback == "append", lease, require)
 
 
-def upsert(store: Store | str | os.PathLike[str], table: str, key: str | None = None) -> Callable[[DataFrame, int], None]:
+def upsert(
+    store: Store | str | os.PathLike[str], table: str, key: str | None = None, *, require: tuple[str, str, int] | None = None
+) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` that puts each row into a table, exactly once, also in update mode.
 
-    `key` is the column whose rows replace each other, by default the first one.
+    `key` is the column whose rows replace each other, by default the first one. `require` is that of `transaction`.
     """
     address = address_of(store)
 
     def write(batch_df: DataFrame, batch_id: int) -> None:
-        with BatchTransaction(batch_df, batch_id, address, f"table {table}", False, 86400.0) as tx:
+        with BatchTransaction(batch_df, batch_id, address, f"table {table}", False, 86400.0, require) as tx:
             tx.upsert(batch_df, table, key=key)
 
     return write
@@ -61,7 +65,14 @@ class BatchTransaction:
     """Outputs of one micro-batch that are committed together when the `with` block ends, and dropped if it ends with an error."""
 
     def __init__(
-        self, batch_df: DataFrame, batch_id: int, address: StoreAddress, name: str, append_after_rollback: bool, lease: float
+        self,
+        batch_df: DataFrame,
+        batch_id: int,
+        address: StoreAddress,
+        name: str,
+        append_after_rollback: bool,
+        lease: float,
+        require: tuple[str, str, int] | None,
     ) -> None:
         query = batch_df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query is None:
@@ -70,7 +81,20 @@ class BatchTransaction:
         self._batch_id = batch_id
         checkpoint, self._run = _find_run(batch_df, query)
         self._options = SinkOptions(
-            address, None, None, None, None, None, False, 1, lease, append_after_rollback, checkpoint, checkpoint is None, name
+            address,
+            None,
+            None,
+            None,
+            None,
+            None,
+            False,
+            1,
+            lease,
+            append_after_rollback,
+            checkpoint,
+            checkpoint is None,
+            name,
+            require=require,
         )
         #: The transactions of the outputs, and their receipts.
         self._outputs: list[str] = []

@@ -27,7 +27,7 @@ _SOURCE = _PLACE | {
     "headwater.ranges",
 }
 #: How `headwater.spark.transaction` has the sink stage rows for it.
-_INNER = {"headwater.into", "headwater.label", "headwater.report", "headwater.hash"}
+_INNER = {"headwater.into", "headwater.label", "headwater.report", "headwater.hash", "headwater.require"}
 _SINK = _PLACE | _INNER | {"key", "time", "table", "stream_column", "create", "segments", "lease", "on_rollback", "fingerprint"}
 #: What Spark itself adds.
 _SPARKS_OWN = {"checkpointlocation", "queryname", "outputmode"}
@@ -75,6 +75,8 @@ class SinkOptions:
     into: str | None = None
     report: str | None = None
     hashes_part: bool = False
+    #: (table, key, version): a commit is refused unless the entry is at that version.
+    require: tuple[str, str, int] | None = None
 
     @property
     def target(self) -> str:
@@ -137,6 +139,7 @@ def read_sink_options(options: Mapping[str, str]) -> SinkOptions:
         options.get("headwater.into"),
         options.get("headwater.report"),
         "headwater.hash" in options,
+        tuple(json.loads(options["headwater.require"])) if options.get("headwater.require") else None,
     )
 
 

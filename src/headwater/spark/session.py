@@ -17,6 +17,7 @@ from headwater.spark.classes import use_kept_classes
 from headwater.spark.datasource import HeadwaterDataSource
 from headwater.spark.java import java_home
 from headwater.spark.scripts import keep_script
+from headwater.spark.tables import TableDataSource
 
 _PYTHON = """#!/bin/sh
 # Spark's Python processes would import PySpark from a zip, and compile it each time: 1 s of processor time for each of them.
@@ -36,6 +37,7 @@ PYTHONPATH=$rest exec {python} "$@"
 def register(spark: SparkSession) -> SparkSession:
     """Make `format("headwater")` known to a session; returns it."""
     spark.dataSource.register(HeadwaterDataSource)
+    spark.dataSource.register(TableDataSource)
     return spark
 
 

@@ -132,6 +132,8 @@ def publish(
 def commit_filled(store: Store, options: SinkOptions, marker: Marker | None, fill: Callable[[Transaction], None]) -> Commit:
     tx = store.transaction(lease=options.lease_seconds, marker=marker)
     try:
+        if options.require is not None:
+            tx.require(*options.require)
         fill(tx)
         return patiently(tx.commit)
     except UnavailableError:
