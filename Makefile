@@ -2,7 +2,7 @@
 # Only git, make and a Python >= 3.11 are assumed. Paths are relative, so the folder's name may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-long bench lint format clean
+.PHONY: help demo test test-quick test-long bench lint format dist clean
 
 VENV := .venv/.installed
 CLASSES := .venv/.classes
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-journal  journals beside eventsourcing and UmaDB (FLAGS=--quick for less)"
 	@echo "make soak         10 GB through one process with upkeep beside it: memory and the catalog must stay flat"
 	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"
+	@echo "make dist         the wheel and the source distribution, in dist/"
 	@echo "make clean        removes .venv, caches and builds"
 
 demo: $(CLASSES)
@@ -66,6 +67,11 @@ lint: $(VENV)
 format: $(VENV)
 	.venv/bin/python -m ruff check --fix .
 	.venv/bin/python -m ruff format .
+
+# The tools that build it are in .venv, so nothing is fetched.
+dist: $(VENV)
+	rm -rf dist
+	.venv/bin/python -m build --no-isolation --outdir dist .
 
 clean:
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
