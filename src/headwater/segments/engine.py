@@ -217,6 +217,11 @@ class Engine:
                 raise CorruptDataError(f"version {version} of the schema of stream {stream} is not in the catalog")
         return found
 
+    def schema_history(self, stream: int, version: int) -> list[pa.Schema]:
+        """The versions of a stream's schema up to this one, oldest first."""
+        found = self.run(streams.get_schemas, stream)
+        return [pa.ipc.read_schema(pa.py_buffer(found[number])) for number in sorted(found) if number <= version]
+
     def stream_ref(self, row: StreamRow) -> StreamRef:
         """A stream with its schema, as of its row."""
         schema = self.schema(row.id, row.schema_version)
