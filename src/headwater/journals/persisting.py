@@ -17,10 +17,11 @@ from headwater.model.arguments import check_seconds
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import PERSIST_ROUNDS, RACE_ROUNDS
 from headwater.model.matches import EXISTS, Expected, Match
-from headwater.model.records import Recorded, Row, columns_of, row_bytes
+from headwater.model.records import Recorded, Row, columns_of, row_bytes, values_of
 from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
-from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Run
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Few, Run
+from headwater.segments.pending import FEW_EVENTS
 
 if TYPE_CHECKING:
     from headwater.journals.journal import Journal
@@ -235,7 +236,7 @@ class Persist:
         route = journal._router.route(journal._ref)
         terms = self._conditions(route.numbers) if self._condition is not None else ()
         term = self._moves(head)
-        chunk = Chunk(columns_of(self._id, head.sequence + 1, self._rows), journal._keys(self._id, count), None)
+        events = self._events(head.sequence + 1)
         size = sum(map(row_bytes, self._rows)) + EVENT_OVERHEAD_BYTES * count
         # Otherwise the next call waits while it holds the lock.
         journal._flusher.wait_for_room()
@@ -248,13 +249,20 @@ class Persist:
             if not is_again or journal._heads.is_known(self._id, self._left):
                 journal._heads.put(self._id, left)
             self._sequence, self._left = head.sequence, left
-            self._run = journal._flusher.give(journal._ref, chunk, size, (term, *terms), refused)
+            self._run = journal._flusher.give(journal._ref, events, size, (term, *terms), refused)
         return True
 
     def _give_again(self, sequence: int) -> None:
         """Give the events again, after this sequence. Whoever decides waits for it before the next one of the entity is given."""
         failpoints.reach("persist.refused")
         self._give_after(Known(sequence, ""), _ignore, None, is_again=True)
+
+    def _events(self, first: int) -> Chunk | Few:
+        """The events with their sequences, as columns if they are not a few."""
+        rows, id = self._rows, self._id
+        if len(rows) <= FEW_EVENTS:
+            return Few(values_of(id, first, rows), [id.encode()] * len(rows))
+        return Chunk(columns_of(id, first, rows), self._journal._keys(id, len(rows)), None)
 
     def _refused(self) -> None:
         self._journal._refusals.note(self)
