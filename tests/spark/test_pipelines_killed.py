@@ -91,6 +91,7 @@ def test_a_standby_takes_over_from_a_runner_that_is_killed_and_ends_well_on_sigt
     shop.check()
 
 
+@pytest.mark.long
 def test_a_runner_that_stood_still_over_the_take_over_stores_nothing(shop: Shop) -> None:
     shop.fill(0, 1000)
     with runner(shop) as zombie:
@@ -144,6 +145,7 @@ def finish(shop: Shop, pipeline: Pipeline) -> None:
     shop.check()
 
 
+@pytest.mark.long
 def test_a_savepoint_that_is_killed_at_any_step_is_whole_or_not_listed(shop: Shop) -> None:
     pipeline = begin(shop)
     for step in ("savepoints.keep@1", "savepoints.copy_checkpoint@1", "savepoints.size_of@1", "savepoints._to_savepoint<1"):
