@@ -22,10 +22,10 @@ help:
 demo: $(CLASSES)
 	@.venv/bin/headwater demo
 
-# Three at a time: most tests wait for the disk, for other processes or for a clock. What fails beside another test gets a second
-# try by itself, and is shown either way: some measure time, on machines that others use too.
+# Three at a time: most tests wait for the disk, for other processes or for a clock. A test that fails beside others gets a second try
+# by itself. The last lines count and name the tests that passed only then.
 test: lint $(CLASSES)
-	$(PYTEST) -m "not long" -n 3 --dist loadscope || $(PYTEST) -m "not long" --last-failed --last-failed-no-failures none
+	.venv/bin/python -m tests.second_try -m "not long" -n 3 --dist loadscope
 
 test-quick: $(VENV)
 	$(PYTEST) -m "not slow and not long" -k "not postgresql" -n 3 --dist loadscope tests/unit tests/contract

@@ -46,7 +46,7 @@ def stored_events(store: hw.Store, name: str) -> list[Stored]:
 
 
 def check_journal(store: hw.Store, name: str, *, lows: Mapping[str, int] | None = None) -> list[Stored]:
-    """Compare stream, index and every query; returns the stream's events. `lows` are the first sequences left by deletions."""
+    """Compare the stream with the index and with queries; returns the stream's events. `lows` are the first sequences left by deletions."""
     events = stored_events(store, name)
     journal = store.journal(name)
     lows = lows or {}
@@ -55,20 +55,26 @@ def check_journal(store: hw.Store, name: str, *, lows: Mapping[str, int] | None 
         entities[event.id].append(event)
     _check_sequences(entities, events)
     _check_index(store, name, entities, events)
-    visible = {id: [event for event in mine if event.sequence >= lows.get(id, 1)] for id, mine in entities.items()}
-    for id, mine in entities.items():
-        wanted = [(event.sequence, event.event_id) for event in visible[id]]
+    for id in _some(entities):
+        mine = entities[id]
+        wanted = [(event.sequence, event.event_id) for event in mine if event.sequence >= lows.get(id, 1)]
         _same(journal.replay(id), wanted, f"replay of {id}")
         _same(journal.replay(id, reverse=True), wanted[::-1], f"reversed replay of {id}")
         _same(journal.events(id=id), wanted, f"query of {id}")
         require(journal.head(id).sequence == len(mine), f"{id} is at {journal.head(id)}, and has {len(mine)} events")
     left = [event for event in events if event.sequence >= lows.get(event.id, 1)]
     _check_query(journal.events(), left, "all events")
-    for tag in {tag for event in events for tag in event.tags}:
+    for tag in _some({tag for event in events for tag in event.tags}):
         _check_query(journal.events(tag=tag), [event for event in left if tag in event.tags], f"tag {tag}")
-    for type in {event.type for event in events}:
+    for type in _some({event.type for event in events}):
         _check_query(journal.events(type=type), [event for event in left if event.type == type], f"type {type}")
     return events
+
+
+def _some(words: Iterable[str]) -> list[str]:
+    """Up to 40 words, spread over all. The rows of all are compared anyway."""
+    found = sorted(words)
+    return found[:: len(found) // 40 + 1]
 
 
 def _check_sequences(entities: Mapping[str, list[Stored]], events: list[Stored]) -> None:

@@ -21,6 +21,7 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.journals.journal import Journal
+from headwater.journals.merged import Merged
 from headwater.journals.persisting import Persisted
 from headwater.journals.queries import Query
 from headwater.model.cuts import Cut
@@ -69,6 +70,7 @@ __all__ = [
     "Look",
     "Marker",
     "Match",
+    "Merged",
     "Metrics",
     "NotFoundError",
     "OperationMetrics",

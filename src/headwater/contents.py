@@ -150,7 +150,9 @@ class Contents:
 
     def require_entry(self, table: str, key: str, version: int) -> None:
         """Add a condition on a table's entry."""
-        self.terms.append(EntryIs(self._ref(table, "table").id, key, version))
+        if table in self._unseen:
+            self.look_up()  # A condition on a table that is gone is not looked up again by the commit.
+        self.terms.append(EntryIs(self._ref(table, "table", is_seen=True).id, key, version))
 
     def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
         """Add an update of shared state, which is at `expected` now."""
@@ -207,12 +209,13 @@ class Contents:
             events = self._events_of(name)
             return events, check(events)
 
-    def _ref(self, name: str, kind: str) -> StreamRef:
+    def _ref(self, name: str, kind: str, *, is_seen: bool = False) -> StreamRef:
+        """The stream of this name. Unless it must be seen now, one that is remembered will do."""
         if not isinstance(name, str):
             parse_stream_name(name)
         ref = self._refs.get(name)
         if ref is None:
-            ref = self._router.remembered(name) if kind == "events" and self.may_remember else None
+            ref = self._router.remembered(name, kind) if self.may_remember and not is_seen else None
             if ref is not None:
                 self._unseen.add(name)
             else:
@@ -224,13 +227,19 @@ class Contents:
         return ref
 
     def look_up(self) -> None:
-        """See whether streams that were remembered are still the ones of their names; events go to those that took their place."""
+        """Look remembered streams up by their names. What was given for one that is gone goes to the stream that has its name now."""
         for name in self._unseen:
             old = self._refs[name]
             self._router.forget_name(name)
-            found = self._refs[name] = open_stream(self._engine, parse_stream_name(name))
+            found = self._refs[name] = self._open(name, old.kind)
             self._router.remember(found)
             if found.id == old.id:
+                continue
+            if old.kind == "table":
+                if found.kind != "table":
+                    raise InvalidRequestError(f"the table {name} was deleted, and a stream created under its name: begin again")
+                _, changes = self.tables.pop(old.id, (old, []))
+                self.tables |= {found.id: (found, changes)} if changes else {}
                 continue
             events = self.events[name]
             if found.kind == "events" and found.is_opaque:

@@ -62,7 +62,7 @@ class Ack:
         run = self._run
         if run is not None:
             if not run.ended:
-                run.lane.flusher.wait_for(run, timeout)
+                run.lane.wait_for(run, timeout)
             if run.error is not None:
                 raise run.error.again()
         return None if self._index is None or self.duplicate else self._place(run, self._index)

@@ -16,16 +16,18 @@ import pytest
 from psycopg import sql
 
 import headwater as hw
-from headwater.catalog import extents, flushes, schema, segments, sessions, streams, writers
+from headwater.catalog import extents, flushes, leases, schema, segments, sessions, streams, tiers, writers
 from headwater.catalog.conditions import TailIs
 from headwater.catalog.database import Database, Tx
+from headwater.catalog.extents import PARQUET
 from headwater.catalog.flushes import Flush
 from headwater.catalog.operations import DatabaseRunner
 from headwater.catalog.parts import Append, Part, PartResult, Refused, Stored, Term
 from headwater.catalog.postgres import PostgresDatabase
 from headwater.catalog.sqlite import SqliteDatabase
+from headwater.catalog.tiers import NewExtent
 from headwater.catalog.writers import WriterIs
-from headwater.errors import ConflictError, FencedError, NotFoundError, SealedError
+from headwater.errors import ConflictError, CorruptDataError, FencedError, InvalidRequestError, NotFoundError, SealedError
 from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
 from tests.operations import fence_all
@@ -519,3 +521,29 @@ def test_commits_are_durable_whatever_the_server_is_set_to(postgres_url: str, tm
     with hw.open(tmp_path / "store", catalog=postgres_url, upkeep=False) as store:
         database = store._engine.database
         assert database.write(lambda tx: tx.run("SHOW synchronous_commit")) == [("on",)]
+
+
+def test_a_scale_whose_successors_leave_out_keys_is_refused(database: Database) -> None:
+    stream = make_stream(database)
+    with pytest.raises(InvalidRequestError, match="cover exactly the keys"):
+        database.write(lambda tx: segments.replace_segments(tx, stream, epoch=0, seal=[0], ranges=WHOLE.split(2)[:1]))
+    assert [row.is_open for row in rows_of(database, stream)] == [True]
+
+
+def test_a_scale_of_a_segment_that_was_sealed_without_a_new_epoch_names_the_damage(database: Database) -> None:
+    stream = make_stream(database)
+    database.write(lambda tx: tx.run("UPDATE segment SET sealed_epoch = 0, sealed_at = 0 WHERE stream = ?", (stream,)))
+    with pytest.raises(CorruptDataError, match=r"segments \[0\] are not all open"):
+        database.write(lambda tx: segments.replace_segments(tx, stream, epoch=0, seal=[0], ranges=[WHOLE]))
+
+
+def test_a_chunk_that_holds_other_numbers_than_it_replaces_is_refused(database: Database) -> None:
+    stream, session = make_stream(database), begin(database)
+    commit(database, session, 1, part(stream, (0, 3)))
+    assert DatabaseRunner(database).run(leases.take, session, "test", by_hand=True) is None
+    log = rows_of(database, stream)[0].log
+    old = DatabaseRunner(database).run(tiers.list_blocks, log, 0)
+    short = NewExtent(0, 2, 10, 0, old[0].appended_at, 0, PARQUET, 10, old[0].appended_at)
+    with pytest.raises(CorruptDataError, match="does not hold exactly events 0 to 2"):
+        DatabaseRunner(database).run(tiers.swap, session, log, old, [short], (1, "chunk"))
+    assert numbers_seen(database, stream) == [(0, 3)]

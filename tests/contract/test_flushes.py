@@ -37,7 +37,7 @@ class Storing:
         self.commits: list[Flush] = []
         self.error: BaseException | None = None
         real_store, real_commit = pending.Session.store, Engine.commit_flush
-        session = store._flusher._session
+        session = store._flusher._storer.session
         assert session is not None
         first = session, session.reserve() + 1
 
@@ -76,7 +76,8 @@ def write(writer: hw.Writer, storing: Storing, small: int | None = None, more: i
         values = [b"%04d %s" % (number, b"" if number == small else VALUE)] * len(KEYS)
         acks.append(writer.write_batch(pa.table({"value": pa.array(values, pa.binary()), "user": KEYS}), key="user"))
     deadline = time.monotonic() + WAIT_SECONDS
-    while len(later := list(writer._flusher._inflight)[1:]) < BATCHES - 1 or not all(one.is_stored or one.is_small for one in later):
+    storer = writer._flusher._storer
+    while len(later := list(storer.under_way)[1:]) < BATCHES - 1 or not all(one.is_stored or one.is_small for one in later):
         assert time.monotonic() < deadline, "they were not stored"
         time.sleep(0.001)
     return acks

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 import headwater as hw
-from headwater.catalog import sessions
+from headwater.catalog import commits, sessions
 from headwater.catalog.database import Database, Row, Statement, Tx
 from headwater.catalog.flushes import Flush, commit_flush
 from headwater.catalog.operations import DatabaseRunner
 from headwater.catalog.parts import Append, Ledger, Part, PartResult, Placed, Refusal, Refused, Stored, Term
 from headwater.catalog.tails import Watch
+from headwater.catalog.transactions import Batch
 from headwater.errors import ConditionFailedError, HeadwaterError
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.positions import Position
 from tests.contract.writing import batch, values
+from tests.crash.processes import Place
 
 
 class Counts(Ledger["CountIs"]):
@@ -119,6 +122,44 @@ def test_a_refusal_keeps_its_attributes_where_another_process_commits(store: hw.
         tx.commit()
     assert caught.value.position == Position(7, 0)
     assert values(stream) == [] and read_count(store) == 0
+
+
+class OnlyKnownHere(ConditionFailedError):
+    """A kind of error that is no public class."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutIs(CountIs):
+    """Refused with an error that has all kinds of typed attributes."""
+
+    ledger = Counts
+
+    def error(self, refused: Refused) -> HeadwaterError:
+        cut = Cut("store", {"a/x": StreamCut(3, {0: 5})})
+        return OnlyKnownHere("wrong", expected=hw.EXISTS, position=Position(7, 8), cut=cut, number=self.count, name=self.name, nothing=None)
+
+
+def test_a_refusal_keeps_its_attributes_where_another_process_prepared_and_another_committed(store: hw.Store, place: Place) -> None:
+    stream, guard = store.create_stream("a/x"), store.create_stream("a/guard").id
+    refused, other = store.transaction(), store.transaction()
+    for tx in (refused, other):
+        tx.write("a/x", b"x", key="k")
+    refused._contents.terms.append(CutIs(guard, "test", 3))
+    for tx in (refused, other):
+        tx.flush()
+    stream.split(0)
+    # A process that prepared it, and was killed then; another one, whose commit rolls for both.
+    store._engine.run(commits.prepare, refused.id, Batch(), "a process that was killed")
+    with place.open() as another:
+        another.resume_transaction(other.id).commit()
+    for _ in range(2):
+        with pytest.raises(ConditionFailedError, match="wrong") as caught:
+            refused.commit() if refused.status is hw.TransactionStatus.OPEN else store._engine.run(
+                commits.commit, refused.id, Batch(), None, 1, "anybody"
+            )
+        assert (caught.value.position, caught.value.expected) == (Position(7, 8), hw.EXISTS)
+        assert caught.value.facts == {"cut": Cut("store", {"a/x": StreamCut(3, {0: 5})}), "number": 3, "name": "test", "nothing": None}
+    assert values(stream) == [b"x"] and read_count(store) == 0
 
 
 def test_a_writer_that_was_passed_stores_the_rest_and_its_neighbours_are_untouched(store: hw.Store) -> None:

@@ -431,7 +431,7 @@ ROUND_TRIPS: dict[Case, int] = {
     transaction: 1,
     transaction_of_16_segments: 2,
     transaction_with_a_marker: 3,
-    transaction_with_a_table_put: 3,
+    transaction_with_a_table_put: 2,
     transaction_with_an_update: 3,
     transaction_with_a_readers_position: 6,
     transaction_staged_before_its_commit: 22,
@@ -481,7 +481,7 @@ STATEMENTS: dict[Case, int] = {
     batch_to_16_segments: 38,
     transaction: 6,
     transaction_of_16_segments: 53,
-    transaction_with_a_table_put: 15,
+    transaction_with_a_table_put: 14,
     # The session's receipt takes two of them: a put whose answer was lost is asked for again.
     table_put: 9,
 }

@@ -1147,6 +1147,50 @@ def test_a_stream_that_was_created_anew_is_written_to_under_its_name(store: hw.S
     assert values(store, ONE) == ["new"]
 
 
+@pytest.mark.parametrize("how", ["put", "put and staged", "put and required", "required and put"])
+def test_a_table_that_was_created_anew_takes_what_is_put_under_its_name(store: hw.Store, place: Place, how: str) -> None:
+    # The second transaction remembers the first one's table; another process deletes it and creates another one meanwhile.
+    store.table(TABLE)
+    with store.transaction() as tx:
+        tx.put(TABLE, "old", b"old")
+    with place.open() as other:
+        other.stream(TABLE).seal()
+        other.delete_stream(TABLE)
+        other.table(TABLE).put("present", b"1")
+    with store.transaction() as tx:
+        tx.write(ONE, b"new")
+        if how == "required and put":
+            tx.require(TABLE, "present", 1)
+        tx.put(TABLE, "a", b"1", version=hw.ABSENT)
+        tx.put(TABLE, "b", b"2")
+        if how == "put and required":
+            tx.require(TABLE, "present", 1)
+        if how == "put and staged":
+            tx.flush()
+    assert {key: entry.value for key, entry in store.table(TABLE).items()} == {"a": b"1", "b": b"2", "present": b"1"}
+    assert values(store, ONE) == ["new"]
+
+
+def test_what_is_put_into_a_table_that_is_gone_is_refused_by_the_commit(store: hw.Store, place: Place) -> None:
+    store.table(TABLE)
+    for _ in range(2):
+        with store.transaction() as tx:
+            tx.put(TABLE, "k", b"v")
+    with place.open() as other:
+        other.stream(TABLE).seal()
+        with pytest.raises(hw.SealedError), store.transaction() as tx:
+            tx.write(ONE, b"x")
+            tx.put(TABLE, "k", b"w")
+        other.delete_stream(TABLE)
+        with pytest.raises(hw.NotFoundError, match="there is no table"), store.transaction() as tx:
+            tx.write(ONE, b"x")
+            tx.put(TABLE, "k", b"w")
+        other.create_stream(TABLE)
+        with pytest.raises(hw.InvalidRequestError, match="is of kind 'events'"), store.transaction() as tx:
+            tx.put(TABLE, "k", b"w")
+    assert values(store, ONE) == [] and values(store, TABLE) == []
+
+
 def test_a_stream_that_has_a_schema_since_is_written_to_under_its_name(store: hw.Store, place: Place) -> None:
     schema = pa.schema([("n", pa.int64())])
     with store.transaction() as tx:

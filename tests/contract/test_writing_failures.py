@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.flushes import Flush
+from headwater.catalog.parts import Refused
 from headwater.runtime import failpoints
 from headwater.segments import pending
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Run
+from headwater.segments.routing import Router
 from tests.contract.writing import WAIT_SECONDS, batch, blocked, values
 from tests.crash.processes import wait_until
 
@@ -65,30 +67,29 @@ def test_events_that_cannot_be_encoded_fail_alone(local_store: hw.Store, monkeyp
 
 def test_one_writer_s_failure_does_not_touch_its_neighbours_in_the_same_flush(store: hw.Store) -> None:
     good, doomed, deleted = (store.create_stream(f"a/{name}") for name in ("good", "doomed", "deleted"))
-    writers = {stream.name: stream.writer() for stream in (doomed, good, deleted)}
-    fenced, newer = good.writer("w"), good.writer("w")
-    for writer in (*writers.values(), newer):
-        writer.write("before")
-        writer.flush()
-    doomed.seal()
-    deleted.seal()
-    store.delete_stream("a/deleted")
-    with blocked(store):
-        # All of this is gathered while the catalog is held, and goes into one flush.
-        acks = {name: writer.write("together", key="k") for name, writer in writers.items()}
-        stale, fresh = fenced.write("stale"), newer.write("fresh")
-    assert acks["a/good"].result(WAIT_SECONDS).number >= 2
-    assert fresh.result(WAIT_SECONDS).segment == 0
-    for ack, error in ((acks["a/doomed"], hw.SealedError), (acks["a/deleted"], hw.NotFoundError), (stale, hw.FencedError)):
-        with pytest.raises(error):
-            ack.result(WAIT_SECONDS)
-    writers["a/good"].write("after")
-    writers["a/good"].flush()
-    for failed in (writers["a/doomed"], writers["a/deleted"], fenced):
-        failed.abandon()
-    for writer in (writers["a/good"], newer):
-        writer.close()
-    assert sorted(values(good)) == [b"after", b"before", b"before", b"fresh", b"together"]
+    fenced = good.writer("w")
+    with good.writer() as neighbour, good.writer("w") as newer:
+        failing: list[tuple[hw.Writer, type[hw.HeadwaterError]]]
+        failing = [(doomed.writer(), hw.SealedError), (deleted.writer(), hw.NotFoundError), (fenced, hw.FencedError)]
+        for writer in (*(writer for writer, _ in failing[:2]), neighbour, newer):
+            writer.write("before")
+            writer.flush()
+        doomed.seal()
+        deleted.seal()
+        store.delete_stream("a/deleted")
+        with blocked(store):
+            # All of this is gathered while the catalog is held, and goes into one flush.
+            lost = [writer.write("lost", key="k") for writer, _ in failing]
+            kept = [writer.write("together", key="k") for writer in (neighbour, newer)]
+        assert sorted(ack.result(WAIT_SECONDS) for ack in kept) == [(0, 2), (0, 3)]
+        for ack, (writer, error) in zip(lost, failing, strict=True):
+            with pytest.raises(error):
+                ack.result(WAIT_SECONDS)
+            # Every writer is closed here: one that is left open tells its error to the store's `close`, unless it is collected before.
+            with pytest.raises(error):
+                writer.close()
+        neighbour.write("after")
+    assert sorted(values(good)) == [b"after", b"before", b"before", b"together", b"together"]
     assert values(doomed) == [b"before"]
 
 
@@ -258,7 +259,7 @@ def test_a_deleted_stream_leaves_nothing_behind_in_the_process_that_wrote_to_it(
         with store.transaction() as tx:
             tx.write(stream.name, "two")
         store.delete_stream(stream.name, seal=True)
-    assert not store._flusher._lanes and not store._flusher._router._routes and not store._router._routes
+    assert not store._flusher._lanes and not store._flusher._storer.router._routes and not store._router._routes
 
 
 def test_an_error_of_the_caller_s_signal_handler_reaches_the_caller_as_it_is(
@@ -285,6 +286,43 @@ def test_an_error_of_the_caller_s_signal_handler_reaches_the_caller_as_it_is(
         writer.write("second").result()
     writer.close()
     assert values(stream) == [b"first", b"second"]
+
+
+def test_a_refusal_for_an_unknown_reason_ends_its_lane(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = local_store.create_stream("a/x")
+    writer, other = stream.writer("source"), local_store.create_stream("a/y").writer()
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "commit_flush", lambda engine, flush: [Refused("a new reason", {}) for _ in flush.parts])
+        ack = writer.write(b"1")
+        with pytest.raises(hw.HeadwaterError, match="events for a/x were refused: a new reason"):
+            ack.result(WAIT_SECONDS)
+    with pytest.raises(hw.HeadwaterError, match="a new reason"):
+        writer.write(b"2")
+    writer.abandon()
+    other.write(b"1").result(WAIT_SECONDS)
+    other.close()
+    assert values(stream) == []
+
+
+def test_events_whose_segments_cannot_be_looked_up_now_stay_in_order(local_store: hw.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [local_store.create_stream(f"a/{number}") for number in range(3)]
+    route, failures = Router.route, iter(range(4))
+
+    def fail_first(router: Router, *args: Any) -> Any:
+        if next(failures, None) is not None:
+            raise hw.UnavailableError("the catalog is away")
+        return route(router, *args)
+
+    monkeypatch.setattr(Router, "route", fail_first)
+    with ExitStack() as stack:
+        writers = [stack.enter_context(stream.writer()) for stream in streams]
+        acks = [writer.write(b"%d" % number) for number in range(100) for writer in writers]
+        for ack in acks:
+            while not ack.done:
+                with suppress(hw.UnavailableError):
+                    ack.result(WAIT_SECONDS)
+    assert next(failures, None) is None, "no look-up failed"
+    assert [values(stream) for stream in streams] == 3 * [[b"%d" % number for number in range(100)]]
 
 
 # Who stores: the flusher's thread, or one who waits.
@@ -365,7 +403,7 @@ def test_what_came_while_another_thread_stored_is_stored_soon_also_if_that_one_c
             assert committing.wait(WAIT_SECONDS)
             ack = other.write(b"came meanwhile")
             time.sleep(0.1)
-            monkeypatch.setattr(flusher._work, "notify", lambda n=1: None)  # As after a Ctrl-C in the one that waits.
+            monkeypatch.setattr(flusher._intake.work, "notify", lambda n=1: None)  # As after a Ctrl-C in the one that waits.
             go_on.set()
             waiting.result(WAIT_SECONDS)
         deadline = time.monotonic() + 5

@@ -168,10 +168,10 @@ def test_events_given_one_by_one_count_twice(local_store: hw.Store, schema: pa.S
     with local_store.create_stream("a/x", schema=schema).writer() as writer, blocked(local_store) as let_go:
         for _ in range(4):
             writer.write(value)
-        wait_until(lambda: local_store._flusher._buffered_bytes >= 400_000)
+        wait_until(lambda: local_store._flusher._intake.buffered_bytes >= 400_000)
         with writer._lane.lock:
             writer._lane.close_run()
-        assert 800_000 < local_store._flusher._buffered_bytes < 810_000
+        assert 800_000 < local_store._flusher._intake.buffered_bytes < 810_000
         let_go()
 
 

@@ -189,6 +189,17 @@ def test_an_entry_is_put_once(lossy: Lossy) -> None:
     assert len(list(table.changes())) == 1
 
 
+def test_a_change_of_an_entry_on_a_condition_is_made_once_and_answered(lossy: Lossy) -> None:
+    """It does not find its own change and take it for another's."""
+    table = lossy.store.table("lost/table")
+    version = lossy.lose(table.put, "key", b"value", version=hw.ABSENT)
+    assert table.get("key") == (b"value", version)
+    assert lossy.lose(table.put, "key", b"more", version=version) == version + 1
+    assert lossy.lose(table.remove, "key", version=version + 1) == version + 2
+    assert lossy.lose(table.remove, "key") == version + 3
+    assert [change.value for change in table.changes()] == [b"value", b"more", None, None]
+
+
 UNKNOWN: dict[str, Callable[[Lossy], Any]] = {
     "making a scope": lambda lossy: lossy.store.create_scope("other"),
     "making a stream that must not be there": lambda lossy: lossy.store.create_stream(OTHER),

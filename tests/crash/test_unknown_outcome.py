@@ -15,7 +15,7 @@ import pytest
 
 import headwater as hw
 from headwater.catalog.database import NO_NEWS, News, Row, Statement
-from headwater.segments import flush as flush_module
+from headwater.segments import storing
 from tests.crash.processes import Place, wait_until
 from tests.operations import fence_all
 
@@ -156,7 +156,7 @@ def test_a_lost_answer_is_found_also_when_the_session_is_due_for_renewal_and_fen
 
     def fence() -> None:
         assert fence_all(store._engine.database)
-        monkeypatch.setattr(flush_module, "SESSION_SECONDS", 0.0)
+        monkeypatch.setattr(storing, "SESSION_SECONDS", 0.0)
 
     with store.stream(STREAM).writer(id) as writer:
         catalog.lose(meanwhile=fence)

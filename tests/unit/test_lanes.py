@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from headwater.model.schemas import OPAQUE
 from headwater.segments.block import Chunk, join
-from headwater.segments.flush import Flusher
+from headwater.segments.intake import Intake
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Lane, Loose, Run, StreamRef, given
 
 
 class _Counting:
-    """In the flusher's place: notes what was counted."""
+    """In the intake's place: notes what was counted."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -28,7 +28,7 @@ class _Counting:
 
 
 def _lane() -> Lane:
-    return Lane(cast(Flusher, _Counting()), StreamRef(1, "shop/orders", "events", OPAQUE, 1, True), None, 0, 0)
+    return Lane(cast(Intake, _Counting()), lambda run, timeout: None, StreamRef(1, "shop/orders", "events", OPAQUE, 1, True), None, 0, 0)
 
 
 def _collected(lane: Lane, count: int, first: int) -> Run:
@@ -120,7 +120,7 @@ def test_events_given_one_by_one_count_as_what_they_take_in_memory() -> None:
             for _ in range(100):
                 lane.put(b"x" * 100)
             lane.close_run()
-    counted = cast(_Counting, lane.flusher)
+    counted = cast(_Counting, lane.intake)
     each = 100 * (2 * 100 + EVENT_OVERHEAD_BYTES)
     assert counted.bytes == 3 * each
     assert sum(run.count for run in lane.take(2 * each)) == 200
@@ -135,5 +135,5 @@ def test_keys_count_as_values_do() -> None:
             if index % 20 == 19:
                 lane.close_run()
     each = 2 * 10 * 1000 + 20 * EVENT_OVERHEAD_BYTES
-    assert cast(_Counting, lane.flusher).bytes == 3 * each
+    assert cast(_Counting, lane.intake).bytes == 3 * each
     assert [sum(run.count for run in lane.take(2 * each)) for _ in range(2)] == [40, 20]

@@ -7,12 +7,15 @@ from typing import Any
 from headwater import errors
 from headwater.errors import HeadwaterError
 from headwater.model.cuts import Cut
+from headwater.model.matches import Expected
 from headwater.model.positions import Position
 
 
 def dump_error(error: HeadwaterError) -> dict[str, Any]:
     """An error as JSON values."""
-    _, (kind, message, facts) = error.__reduce__()
+    _, (_, message, facts) = error.__reduce__()
+    # By the public class that it is: a kind of it may be known to its own module alone.
+    kind = next(kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     return {"kind": kind.__name__, "message": message, "facts": {name: _plain(value) for name, value in facts.items()}}
 
 
@@ -27,10 +30,14 @@ def _plain(value: Any) -> Any:
         return {"cut": str(value)}
     if isinstance(value, Position):
         return {"position": list(value)}
+    if isinstance(value, Expected):
+        return {"expected": value.value}
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _typed(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
+    if "expected" in value:
+        return Expected(value["expected"])
     return Cut.parse(value["cut"]) if "cut" in value else Position(*value["position"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_id
-from headwater.errors import ConflictError, InvalidRequestError, NotFoundError, SealedError
+from headwater.errors import ConflictError, CorruptDataError, InvalidRequestError, NotFoundError, SealedError
 from headwater.model.cuts import Span, is_before
 from headwater.model.keys import KeyRange
 from headwater.model.limits import OPEN_SEGMENTS
@@ -123,8 +123,12 @@ def replace_segments(tx: Tx, stream: int, *, epoch: int, seal: Sequence[int], ra
         raise ConflictError("the stream was scaled by another process meanwhile: look again")
     marks = ", ".join("?" * len(seal))
     old = lock_segments(tx, stream, seal)
-    assert len(old) == len(set(seal)) and all(row.is_open for row in old), "the epoch guards the open segments"
-    assert _tiles([row.keys for row in old], ranges), "successors cover exactly the keys of the sealed segments"
+    if len(old) != len(set(seal)) or not all(row.is_open for row in old):
+        # The epoch guards the open segments: no scale went between.
+        name = f"stream {stream}"
+        raise CorruptDataError(f"the catalog has {name} at epoch {epoch}, in which segments {sorted(seal)} are not all open", object=name)
+    if not _tiles([row.keys for row in old], ranges):
+        raise InvalidRequestError(f"successors must cover exactly the keys of segments {sorted(seal)}")
     open_count = tx.run("SELECT count(*) FROM segment WHERE stream = ? AND sealed_epoch IS NULL", (stream,))[0][0]
     if open_count - len(old) + len(ranges) > OPEN_SEGMENTS:
         raise InvalidRequestError(f"a stream may have {OPEN_SEGMENTS:,} open segments")

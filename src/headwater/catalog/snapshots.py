@@ -6,6 +6,7 @@ from headwater.catalog.database import Tx
 from headwater.catalog.journals import check_ready
 from headwater.catalog.operations import Right, operation
 from headwater.errors import InvalidRequestError
+from headwater.runtime import failpoints
 
 #: Snapshots of one entity that nobody made by hand.
 KEPT_SNAPSHOTS = 3
@@ -33,6 +34,7 @@ def put_snapshot(tx: Tx, stream: int, id: str, sequence: int, version: int, stat
             "(SELECT sequence FROM snapshot WHERE stream = ? AND id = ? AND by_hand = 0 ORDER BY sequence DESC LIMIT ?) AS kept)",
             (stream, id, stream, id, KEPT_SNAPSHOTS),
         )
+    failpoints.reach("snapshot.applied")
 
 
 @operation("statement", right=Right("read", "stream"))

@@ -10,7 +10,7 @@ from headwater.catalog.extents import BLOCK, PARQUET, RAW, Extent, planned
 from headwater.catalog.leases import hold
 from headwater.catalog.operations import operation
 from headwater.catalog.streams import lock_stream
-from headwater.errors import ConditionFailedError
+from headwater.errors import ConditionFailedError, CorruptDataError
 from headwater.model.limits import CHUNK_BYTES, CHUNK_EXTENTS, COMPACT_CHUNKS, MIB, TIER_EXTENTS
 from headwater.runtime import failpoints
 
@@ -208,7 +208,8 @@ def swap(tx: Tx, session: int, log: int, old: Sequence[Piece], new: Sequence[New
     sql = "SELECT first FROM extent WHERE log = ? AND first >= ? AND first < ? AND form = 0 LIMIT 1"
     if tx.run(sql, (log, get_until(tx, log), start)):
         raise ConditionFailedError("blocks before these are not in a chunk yet")
-    assert new[0].first == start and new[-1].first + new[-1].events == end, "a chunk holds the same numbers"
+    if new[0].first != start or new[-1].first + new[-1].events != end:
+        raise CorruptDataError(f"the chunk {object[1]} does not hold exactly events {start} to {end - 1} of log {log}", object=object[1])
     gone = tx.run(f"DELETE FROM extent WHERE log = ? AND first >= ? AND first < ? RETURNING {_COLUMNS}", (log, start, end))
     if sorted(Piece(*row) for row in gone) != list(old):
         raise ConditionFailedError("the extents changed while their chunk was written")

@@ -18,6 +18,7 @@ from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import PERSIST_ROUNDS
 from headwater.model.matches import EXISTS, Expected, Match
 from headwater.model.records import Recorded, Row, columns_of, row_bytes
+from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Run
 
@@ -279,6 +280,7 @@ class Persist:
         if reason == "look" and (repeated := self._look()) is not None:
             return repeated
         if self._error is None:
+            failpoints.reach("persist.refused")
             self.give()
             self._rounds += 1
         return None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headwater.catalog.parts import Term
-    from headwater.segments.flush import Flusher
+    from headwater.segments.intake import Intake
 
 #: An open run is closed at one of these, so that counting against the process's limit is done per run and not per event.
 RUN_BYTES = 1 * MIB
@@ -301,7 +301,8 @@ class Lane:
 
     def __init__(
         self,
-        flusher: Flusher,
+        intake: Intake,
+        wait_for: Callable[[Run, float | None], None],
         stream: StreamRef,
         writer: str | None,
         generation: int,
@@ -309,7 +310,9 @@ class Lane:
         terms: tuple[Term, ...] = (),
         when_refused: Callable[[], None] | None = None,
     ) -> None:
-        self.flusher = flusher
+        self.intake = intake
+        #: How those who have a run of it wait for its end.
+        self.wait_for = wait_for
         self.stream = stream
         self.writer = writer
         self.generation = generation
@@ -346,7 +349,7 @@ class Lane:
             raise self.error.again()
         # In this order: a Ctrl-C may come while this waits for the flusher, and a run that was never announced would wait for ever. The
         # flusher can't look too early, since the caller holds the lane's lock.
-        self.flusher.activate(self)
+        self.intake.activate(self)
         run = self.run = self.last_run = Run(self, room)
         return run
 
@@ -364,7 +367,7 @@ class Lane:
             # Queued before it is counted, and once, with no call in between: a Ctrl-C may come in any, and while `account` waits.
             self.run = None
             self.queue.append(run)
-            self.flusher.account(run.size)
+            self.intake.account(run.size)
 
     def add_chunk(self, chunk: Chunk, size: int, number: int | None = None) -> Run:
         """Add a whole batch as a run of its own. The caller holds the lane's lock."""

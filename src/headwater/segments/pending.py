@@ -165,20 +165,18 @@ class Piece:
 
 
 class PendingPart:
-    """What commits or fails as one: pieces of one lane, in order."""
+    """What commits or fails as one: runs of one lane, in order, and the pieces that the storer makes of them."""
 
-    def __init__(self, lane: Lane, pieces: list[Piece]) -> None:
+    def __init__(self, lane: Lane, runs: list[Run]) -> None:
         self.lane = lane
-        self.pieces = pieces
+        self.runs = runs
+        self.pieces: list[Piece] = []
+        self.routing_error: BaseException | None = None
 
     @property
-    def runs(self) -> list[Run]:
-        return [run for piece in self.pieces for run in piece.runs]
-
-    @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """Why it can't be stored."""
-        return next((piece.error for piece in self.pieces if piece.error is not None), None)
+        return next((piece.error for piece in self.pieces if piece.error is not None), self.routing_error)
 
 
 class PendingFlush:
@@ -200,12 +198,12 @@ class PendingFlush:
     @property
     def segments(self) -> int:
         """How many segments the largest of its parts may go to."""
-        return max([piece.segments for piece in self._pieces])
+        return max([piece.segments for piece in self._pieces], default=1)
 
     @property
     def size(self) -> int:
         """What its runs are counted as against the process's limit."""
-        return sum([run.size for piece in self._pieces for run in piece.runs])
+        return sum([run.size for part in self.parts for run in part.runs])
 
     @property
     def is_small(self) -> bool:
@@ -214,11 +212,20 @@ class PendingFlush:
         return self.size <= 3 * INLINE_BYTES and sum([piece.length for piece in self._pieces]) <= INLINE_BYTES
 
     @property
+    def is_ready(self) -> bool:
+        """Whether nothing of it is being stored: it is stored, small, or failed to be stored."""
+        return self.task is None or self.task.done
+
+    @property
     def is_stored(self) -> bool:
         """Whether its bytes are in the present session's storage, all of them."""
         if not self.begun or self.task is None or not self.task.done or self.task.failed:
             return False
-        return all(part.error is None for part in self.parts)
+        return not self.failed_parts
+
+    @property
+    def failed_parts(self) -> list[PendingPart]:
+        return [part for part in self.parts if part.error is not None]
 
     def begin_again(self) -> None:
         """To be stored, if it was, once more."""
@@ -247,6 +254,7 @@ class PendingFlush:
         for part in other.parts:
             if part.lane in mine:
                 mine[part.lane].pieces += part.pieces
+                mine[part.lane].runs = mine[part.lane].runs + part.runs
             else:
                 self.parts.append(part)
 

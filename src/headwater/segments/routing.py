@@ -129,12 +129,13 @@ class Router:
         self._refs: dict[str, StreamRef] = {}
 
     def remember(self, ref: StreamRef) -> None:
-        """Of a stream of opaque events nothing changes but whether it is there: its name need not be looked up each time."""
-        if ref.kind == "events" and ref.is_opaque:
+        """Of a stream of opaque events, or of a table, nothing changes but whether it is there: its name is not looked up each time."""
+        if ref.kind == "table" or (ref.kind == "events" and ref.is_opaque):
             self._refs[ref.name] = ref
 
-    def remembered(self, name: str) -> StreamRef | None:
-        return self._refs.get(name)
+    def remembered(self, name: str, kind: str) -> StreamRef | None:
+        found = self._refs.get(name)
+        return found if found is not None and found.kind == kind else None
 
     def forget_name(self, name: str) -> None:
         self._refs.pop(name, None)

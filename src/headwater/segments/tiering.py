@@ -16,7 +16,7 @@ import pyarrow as pa
 from headwater.catalog import tiers
 from headwater.catalog.extents import BLOCK, PARQUET, RAW
 from headwater.catalog.tiers import Backlog, NewExtent, Piece
-from headwater.errors import ConditionFailedError
+from headwater.errors import ConditionFailedError, CorruptDataError
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
 from headwater.segments.batches import Columns
@@ -193,7 +193,11 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
 
 
 def _check_rows(rows: int, old: Sequence[Piece]) -> None:
-    assert rows == old[-1].end - old[0].first, f"{rows} rows were written instead of {old[-1].end - old[0].first}"
+    expected = old[-1].end - old[0].first
+    if rows != expected:
+        raise CorruptDataError(
+            f"a chunk got {rows} events, and the catalog names {expected} from event {old[0].first} on", object="a chunk"
+        )
 
 
 def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExtent]:

@@ -1,0 +1,138 @@
+"""The intake: what all lanes of a process were given and is not stored yet, and where its threads meet.
+
+Lanes tell it of their events, and those who wait for events or for room wait here. The flusher's thread takes the lanes that have some.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.model.limits import BUFFERED_BYTES
+
+if TYPE_CHECKING:
+    from headwater.segments.lanes import Lane, Run
+
+
+class Intake:
+    """Counts what waits, and knows which lanes have something to store. Its `mutex` guards these, and the flusher's own state.
+
+    `start` makes sure that a thread stores. `is_storing` says whether a flush is under way.
+    """
+
+    def __init__(self, start: Callable[[], None], is_storing: Callable[[], bool]) -> None:
+        self._start = start
+        self._is_storing = is_storing
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin empty, as in a forked child."""
+        # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
+        self.mutex = threading.RLock()
+        #: What the thread waits for, and what those do who gave it something to store.
+        self.work = threading.Condition(self.mutex)
+        self.news = threading.Condition(self.mutex)
+        #: The lanes that have something, the next one first.
+        self.active: dict[Lane, None] = {}
+        self.buffered_bytes = 0
+        #: Nothing new is taken.
+        self.is_closed = False
+        #: The thread looks for itself whether there is something to do, so nobody wakes it.
+        self.is_looking = False
+        #: Whoever closed the store was told that the waiting events, all of them, can't be stored now.
+        self.is_told = False
+        #: Somebody waits, and did not hear of a failure yet: the thread tries again at once.
+        self.is_hurried = False
+        #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
+        self.waiters = 0
+        self._failures = 0
+        self._failure: UnavailableError | None = None
+
+    # What lanes and writers call.
+
+    def activate(self, lane: Lane) -> None:
+        """Note that a lane has something to store."""
+        with self.mutex:
+            if self.is_closed:
+                raise InvalidRequestError("the store is closed")
+            self.active[lane] = None
+            self.is_told = False
+            self._start()
+            if not self.is_looking:
+                self.work.notify()
+
+    def account(self, size: int) -> None:
+        """Count a closed run against the process's limit."""
+        with self.mutex:
+            self.buffered_bytes += size
+            if self._is_storing():
+                self.work.notify()  # It may be enough for another flush.
+
+    def wait_for_room(self) -> None:
+        """Block while this process has as many events waiting as it may. UnavailableError if they can't be stored now."""
+        if self.buffered_bytes < BUFFERED_BYTES:
+            return
+        with self.mutex:
+            failures = self._failures
+            while self.buffered_bytes >= BUFFERED_BYTES:
+                self._raise_failure_after(failures)
+                self.news.wait(1.0)
+
+    def wait_for_end(self, run: Run, timeout: float | None) -> None:
+        """Return when a run ended. UnavailableError if an attempt fails meanwhile, TimeoutError after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self.mutex:
+            failures = self._failures
+            self.is_hurried = True
+            self.waiters += 1
+            self.work.notify()
+            try:
+                while not run.ended:
+                    self._raise_failure_after(failures)
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
+                    self.news.wait(left)
+            finally:
+                self.waiters -= 1
+
+    def _raise_failure_after(self, failures: int) -> None:
+        if self._failures > failures:
+            assert self._failure is not None
+            copy: HeadwaterError = type(self._failure)(self._failure.message, **self._failure.facts)
+            copy.__cause__ = self._failure.__cause__
+            raise copy
+
+    # What the flusher calls.
+
+    def take_active(self) -> list[Lane]:
+        """The lanes that have something. Whatever they still have afterwards, `put_first` says again."""
+        with self.mutex:
+            lanes = list(self.active)
+            self.active.clear()
+        return lanes
+
+    def put_first(self, lanes: Iterable[Lane]) -> None:
+        """Note lanes that have something, before all others."""
+        with self.mutex:
+            self.active = {**dict.fromkeys(lanes), **self.active}
+
+    def release(self, runs: Iterable[Run]) -> None:
+        """Runs ended: they don't count any more, and those who wait look at them."""
+        with self.mutex:
+            for run in runs:
+                # Once, also if a Ctrl-C comes: there is no call in these two lines.
+                self.buffered_bytes -= run.size
+                run.size = 0
+            self.news.notify_all()
+
+    def note_failure(self, error: UnavailableError) -> None:
+        """An attempt failed: all who wait are told so."""
+        with self.mutex:
+            self._failure = error
+            self._failures += 1
+            self.is_hurried = False
+            self.news.notify_all()
