@@ -56,7 +56,7 @@ def test_the_help_lists_every_command_and_what_it_does() -> None:
     assert "Verify every block" in CliRunner().invoke(main, ["--help"]).stdout
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "operations", "journal")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "operations", "journal", "pipeline")])
 def test_every_command_takes_a_store_and_json(name: str) -> None:
     text = CliRunner().invoke(main, [name, "--help"]).stdout
     assert "--store" in text and "--catalog" in text and "--json" in text

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 from rich.live import Live
 from rich.table import Table
 
 import headwater as hw
 from headwater.cli.output import console, emit, plain, size, table, time_text
-from headwater.pipelines import Pipeline, Savepoint
+
+if TYPE_CHECKING:
+    from headwater.pipelines import Pipeline, Savepoint
 
 
 @click.group("pipeline")
@@ -41,9 +41,12 @@ def with_pipeline(function: Callable[..., Any]) -> Callable[..., Any]:
         logging.basicConfig(format="headwater: %(message)s", level=logging.WARNING)
         # What Spark's bridge to Java says of a query that failed is in the query's error.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        loaded = load_pipeline(place)
         try:
-            return function(load_pipeline(place), as_json, **arguments)
+            return function(loaded, as_json, **arguments)
         finally:
+            from pyspark.sql import SparkSession
+
             session = SparkSession.getActiveSession()
             if session is not None:
                 session.stop()
@@ -53,6 +56,12 @@ def with_pipeline(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def load_pipeline(place: str) -> Pipeline:
     """The pipeline that FILE[:NAME] names. Its module is pickled by value: Spark's workers can't import it."""
+    try:
+        from headwater.pipelines import Pipeline
+    except ImportError as error:
+        raise click.UsageError(str(error), click.get_current_context()) from error
+    from pyspark import cloudpickle
+
     path, name = (place, None) if Path(place).exists() or ":" not in place else place.rsplit(":", 1)
     if not Path(path).is_file():
         raise click.UsageError(f"there is no file {path}", click.get_current_context())
