@@ -122,6 +122,21 @@ def test_ranges_and_tables_hold_a_journal_hot_and_from_parquet(store: hw.Store, 
         store.run_upkeep()
 
 
+def test_a_fork_of_a_journal_is_a_journal_that_goes_its_own_way(store: hw.Store, j: hw.Journal) -> None:
+    fill(j, 3)
+    cut = store.cut(NAME)
+    fill(j, 1, 3)
+    fork = store.stream(NAME).fork("shop/trial", cut)
+    assert fork.kind == "journal" and store.journals() == [NAME, "shop/trial"]
+    check_rounds(rows_of(fork.read()), 3)
+    store.run_upkeep()
+    trial = store.journal("shop/trial")
+    assert trial.persist("order-1", hw.Record("counted", {"round": 99}), expected=3).first == 4
+    assert [event.data["round"] for event in trial.replay("order-1")] == [0, 1, 2, 99]
+    assert [event.data["round"] for event in j.replay("order-1")] == [0, 1, 2, 3]
+    assert [value["data"] for value in (event.value for event in fork.read()) if value["id"] == "order-1"][-1] == '{"round":99}'
+
+
 def test_two_readers_of_a_group_share_a_journal(store: hw.Store, j: hw.Journal) -> None:
     fill(j, 5)
     group = store.reader_group("billing", [NAME], end=store.cut(NAME))

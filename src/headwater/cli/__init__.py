@@ -31,6 +31,7 @@ COMMANDS = {
     "upkeep": ("headwater.cli.maintain", "Do the store's housekeeping, once or until Ctrl-C."),
     "check": ("headwater.cli.maintain", "Verify every block and row of a store."),
     "operations": ("headwater.cli.operations", "List the operations on a catalog, and the right that each needs."),
+    "completion": ("headwater.cli.completion", "Print a script for the shell that completes commands and options."),
     "bench": ("headwater.cli.bench", "Measure a store: acks, writing, reading, the tail and transactions."),
 }
 

@@ -40,6 +40,14 @@ class Wanted(NamedTuple):
         return np.flatnonzero(mask).tolist()
 
 
+def without_hidden(columns: pa.RecordBatch, hidden: HiddenEvents) -> pa.RecordBatch:
+    """Events without those that are deleted."""
+    if not hidden:
+        return columns
+    rows = zip(columns.column("id").to_pylist(), columns.column("sequence").to_pylist(), strict=True)
+    return columns.filter(pa.array([sequence >= hidden.low(id) for id, sequence in rows], pa.bool_()))
+
+
 def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted | None = None) -> Iterator[Recorded]:
     """The events that were fetched, without those that are deleted, or that are not wanted."""
     columns, numbers, appended = found.columns, found.numbers, found.appended

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import google_crc32c
 import pyarrow as pa
 
-from headwater.catalog import extents, segments, tags, tiers
+from headwater.catalog import extents, segments, tags, tiers, undone
 from headwater.catalog.extents import PARQUET, Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, NotFoundError, TruncatedError
@@ -197,6 +197,8 @@ class SegmentCursor:
             raise self._gone()
         if self._is_truncated(row):
             raise self._truncated(row)
+        if self.number > row.tail:
+            self._check_undone(self.number)
         at_tail = self.number >= row.tail
         epoch = row.made_epoch if row.sealed_epoch is None else row.sealed_epoch
         return SegmentState(at_tail, at_tail and not row.is_open, epoch)
@@ -349,6 +351,9 @@ class SegmentCursor:
             raise self._gone()
         if self._is_truncated(row):
             raise self._truncated(row)
+        needed = self.number if self.end is None else self.end
+        if needed > row.tail:
+            self._check_undone(needed)
         if extent is not None or (self.end is not None and row.tail >= self.end):
             raise CorruptDataError(
                 f"the catalog has no extent for event {self.number} of segment {self.segment} of {self._stream.name}",
@@ -360,8 +365,15 @@ class SegmentCursor:
         head = "all of it was" if row.dropped else f"its head is {row.head}"
         return TruncatedError(f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; {head}")
 
+    def _check_undone(self, number: int) -> None:
+        """RolledBackError if the stream was rolled back to before a number of the segment."""
+        error = self._engine.run(undone.explain, self._stream.id, {self.segment: number})
+        if error is not None:
+            raise error
+
     def _gone(self) -> HeadwaterError:
         """The error for a segment that has no row any more."""
+        self._check_undone(self.number)
         from_stream = self._engine.run(segments.list_segments, self._stream.id)
         if not from_stream:
             return NotFoundError(f"stream {self._stream.name} was deleted")
