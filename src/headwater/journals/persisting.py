@@ -17,10 +17,11 @@ from headwater.model.arguments import check_seconds
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import PERSIST_ROUNDS
 from headwater.model.matches import EXISTS, Expected, Match
-from headwater.model.records import Recorded, Row, columns_of, row_bytes
+from headwater.model.records import Recorded, Row, columns_of, row_bytes, values_of
 from headwater.runtime import failpoints
 from headwater.segments.block import Chunk
-from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Run
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Few, Run
+from headwater.segments.pending import FEW_EVENTS
 
 if TYPE_CHECKING:
     from headwater.journals.journal import Journal
@@ -217,7 +218,7 @@ class Persist:
             terms = self._conditions(route.numbers) if self._condition is not None else ()
             head = Known(self._expected, "") if isinstance(self._expected, int) else journal._heads.get(self._id)
             term = self._moves(head)
-            chunk = Chunk(columns_of(self._id, head.sequence + 1, self._rows), journal._keys(self._id, count), None)
+            events = self._events(head.sequence + 1)
             size = sum(map(row_bytes, self._rows)) + EVENT_OVERHEAD_BYTES * count
             # Otherwise the next call waits while it holds the lock.
             journal._flusher.wait_for_room()
@@ -227,8 +228,15 @@ class Persist:
                     continue
                 self._sequence = head.sequence
                 journal._heads.put(self._id, Known(head.sequence + count, self._ids.hex()))
-                self._run = journal._flusher.give(journal._ref, chunk, size, (term, *terms), self._refused)
+                self._run = journal._flusher.give(journal._ref, events, size, (term, *terms), self._refused)
             return
+
+    def _events(self, first: int) -> Chunk | Few:
+        """The events with their sequences, as columns if they are not a few."""
+        rows, id = self._rows, self._id
+        if len(rows) <= FEW_EVENTS:
+            return Few(values_of(id, first, rows), [id.encode()] * len(rows))
+        return Chunk(columns_of(id, first, rows), self._journal._keys(id, len(rows)), None)
 
     def _refused(self) -> None:
         self._journal._refusals.note(self)
