@@ -2,7 +2,7 @@
 # Only git, make and a Python >= 3.11 are assumed. Paths are relative, so the folder's name may hold spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-long bench lint format clean
+.PHONY: help demo test test-quick test-long bench lint format dist clean
 
 VENV := .venv/.installed
 CLASSES := .venv/.classes
@@ -15,8 +15,10 @@ help:
 	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
 	@echo "make bench        the benchmarks of docs/benchmarks.md; bench-quick in a minute, bench-full with 10 GB"
 	@echo "make bench-peers  the same work through Kafka, Redis, NATS, Pravega and Spark (25 minutes; FLAGS=--quick for less)"
+	@echo "make bench-journal  journals beside eventsourcing and UmaDB (FLAGS=--quick for less)"
 	@echo "make soak         10 GB through one process with upkeep beside it: memory and the catalog must stay flat"
 	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"
+	@echo "make dist         the wheel and the source distribution, in dist/"
 	@echo "make clean        removes .venv, caches and builds"
 
 demo: $(CLASSES)
@@ -37,7 +39,7 @@ test-long: $(CLASSES)
 bench: $(VENV)
 	.venv/bin/python -m benchmarks
 
-.PHONY: bench-quick bench-full bench-peers soak
+.PHONY: bench-quick bench-full bench-peers bench-journal soak
 bench-quick: $(VENV)
 	.venv/bin/python -m benchmarks --quick
 
@@ -48,6 +50,12 @@ bench-full: $(VENV)
 bench-peers: $(VENV)
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers]'
 	.venv/bin/python -m benchmarks.peers $(FLAGS)
+
+# Beside `eventsourcing` and UmaDB, which come from PyPI.
+JOURNAL = journal-persist journal-replay journal-tag journal-live journal-entities
+bench-journal: $(VENV)
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,journal-peers]'
+	.venv/bin/python -m benchmarks $(addprefix --only ,$(JOURNAL)) $(FLAGS)
 
 soak: $(VENV)
 	.venv/bin/python -m benchmarks.soak --gb 10
@@ -60,6 +68,11 @@ lint: $(VENV)
 format: $(VENV)
 	.venv/bin/python -m ruff check --fix .
 	.venv/bin/python -m ruff format .
+
+# The tools that build it are in .venv, so nothing is fetched.
+dist: $(VENV)
+	rm -rf dist
+	.venv/bin/python -m build --no-isolation --outdir dist .
 
 clean:
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

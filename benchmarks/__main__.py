@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, growth, history, latency, reading, spark, writing
+from benchmarks import coordination, growth, history, journal, latency, reading, spark, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -30,6 +30,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     "large-commit": coordination.large_commit,
     "state": coordination.shared_state,
     "groups": coordination.group_reading,
+    "journal-persist": journal.persists,
+    "journal-replay": journal.replays,
+    "journal-tag": journal.tags,
+    "journal-live": journal.live,
+    "journal-entities": journal.entities,
     "write-events": writing.write_events,
     "write-batches": writing.write_batches,
     "processes": writing.four_processes,

@@ -15,12 +15,14 @@ from headwater.errors import (
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
+    RolledBackError,
     SealedError,
     TransactionEndedError,
     TruncatedError,
     UnavailableError,
 )
 from headwater.journals.journal import Journal
+from headwater.journals.merged import Merged
 from headwater.journals.persisting import Persisted
 from headwater.journals.queries import Query
 from headwater.model.cuts import Cut
@@ -69,6 +71,7 @@ __all__ = [
     "Look",
     "Marker",
     "Match",
+    "Merged",
     "Metrics",
     "NotFoundError",
     "OperationMetrics",
@@ -83,6 +86,7 @@ __all__ = [
     "Retention",
     "Revision",
     "Revisioned",
+    "RolledBackError",
     "Scaling",
     "ScalingHistory",
     "ScalingReport",

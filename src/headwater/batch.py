@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError
+from headwater.exports import Exported, as_polars
 from headwater.model.arguments import MOST, check_whole, shown
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import PREFETCH_BYTES
@@ -22,7 +23,7 @@ from headwater.streams.lifecycle import open_stream
 
 
 @dataclass(frozen=True)
-class SegmentRange:
+class SegmentRange(Exported):
     """Events [start, end) of one segment. Picklable: it opens the same store where it is unpickled."""
 
     store: Any = field(repr=False, compare=False)
@@ -67,8 +68,20 @@ class SegmentRange:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """All of them as one table."""
+        schema, batches = self._read_batches(columns)
+        return pa.Table.from_batches(batches, schema=schema)
+
+    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
+        """Return the events as a pandas DataFrame."""
+        return self.to_arrow(columns).to_pandas()
+
+    def to_polars(self, columns: Sequence[str] | None = None) -> Any:
+        """Return the events as a Polars DataFrame."""
+        return as_polars(self.to_arrow(columns))
+
+    def _read_batches(self, columns: Sequence[str] | None = None) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         stream = self._open_stream()
-        return pa.Table.from_batches(self.to_batches(columns), schema=batch_schema(stream, check_columns(stream, columns)))
+        return batch_schema(stream, check_columns(stream, columns)), self.to_batches(columns)
 
     @property
     def _engine(self) -> Engine:

@@ -13,7 +13,7 @@ from headwater.model.columns import check_values, data_bytes, largest_row
 from headwater.model.fitting import check_frame_schema, fit_column
 from headwater.model.keys import key_column
 from headwater.model.limits import BATCH_BYTES, EVENT_BYTES
-from headwater.model.schemas import TIME
+from headwater.model.schemas import METADATA, TIME
 from headwater.segments.block import Chunk
 from headwater.segments.lanes import StreamRef
 
@@ -68,7 +68,10 @@ def _without_unnamed_index(table: pa.Table) -> pa.Table:
 
 
 def frame_chunk(batch: pa.RecordBatch, key: str | None, stream: StreamRef, missing: str | None) -> Chunk:
-    """A batch as the stream's columns, keys and times. InvalidRequestError if it does not fit."""
+    """A batch as the stream's columns, keys and times. InvalidRequestError if it does not fit.
+
+    The metadata of a batch that was read from a stream is left aside, except `_key` and `_time`: the rows get their own.
+    """
     if missing not in (None, "null"):
         raise InvalidRequestError(f'missing is None or "null", not {shown(missing)}')
     names = batch.schema.names
@@ -83,7 +86,7 @@ def frame_chunk(batch: pa.RecordBatch, key: str | None, stream: StreamRef, missi
         keys = key_column(batch.column("_key"), "_key")
     if "_time" in names:
         times = _time_column(batch.column("_time"))
-    aside = {"_time", "_key"} | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
+    aside = METADATA.keys() | ({key} if stream.schema.get_field_index(key or "") < 0 and key is not None else set())
     rest = batch.select([name for name in names if name not in aside])
     check_frame_schema(rest.schema, stream.schema, fills_missing=missing == "null")
     columns = [_column(rest, field) for field in stream.schema]

@@ -13,8 +13,9 @@ from headwater.contents import STAGE_BYTES, Contents, StreamEvents, chunk_size
 from headwater.errors import NotFoundError, SealedError
 from headwater.model.limits import INLINE_BYTES
 from headwater.segments.block import Chunk, EncodedBlock
-from headwater.segments.encoding import encode, encode_few
+from headwater.segments.encoding import encode, encode_few, encode_few_rows
 from headwater.segments.engine import Engine
+from headwater.segments.fewrows import few_rows
 from headwater.segments.pending import FEW_EVENTS
 from headwater.segments.routing import Route, Router
 from headwater.storage import layout
@@ -87,9 +88,12 @@ def _route(router: Router, contents: Contents, events: StreamEvents) -> Route:
 def _encode(events: StreamEvents, route: Route) -> list[tuple[int, EncodedBlock]]:
     """One block, or a few large ones, for each segment the events go to."""
     version = events.stream.schema_version
-    if events.is_opaque and 0 < len(events.values) <= FEW_EVENTS and not events.chunks and not events.times:
-        few, _ = route.spread_few(events.values, events.keys, 0)
-        return [(segment, encode_few(values, keys, version)) for segment, values, keys in few]
+    few = few_rows(events.stream.schema) if not events.is_opaque else None
+    if (few or events.is_opaque) and 0 < len(events.values) <= FEW_EVENTS and not events.chunks and not events.times:
+        spread, _ = route.spread_few(events.values, events.keys, 0)
+        if few is None:
+            return [(segment, encode_few(values, keys, version)) for segment, values, keys in spread]
+        return [(segment, encode_few_rows(values, keys, few, version)) for segment, values, keys in spread]
     found = []
     for chunks in _parts(events.close_chunk()):
         found += route.spread(chunks, 0).encode(version, events.is_opaque)

@@ -27,6 +27,7 @@ from headwater.catalog.sqlite import SqliteDatabase
 from headwater.committing import Committer
 from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
 from headwater.journals.journal import Journal
+from headwater.journals.merged import Merged
 from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, items_of, shown
 from headwater.model.cuts import Cut
 from headwater.model.markers import Look, Marker
@@ -576,6 +577,19 @@ class Store:
     def journals(self, scope: str | None = None) -> list[str]:
         """Full names, in order, of all journals, or of those in a scope."""
         return self._engine.run(streams.list_streams, None if scope is None else parse_word(scope, "scope"), None, ("journal",))
+
+    def read_merged(self, *names: str | Stream, start: Place = None, end: Place = None, follow: bool = False) -> Merged:
+        """The events of several streams (as Event) and journals (as Recorded) in the order of their appends, as one stream.
+
+        Each key's and each entity's events are in order, and an event comes after those that were readable before it was written, unless
+        the catalog's clock went back. `start` and `end` are places as in `Stream.read`, or cuts of all these streams. `follow` goes on at
+        the tails and waits for more; it ends when all are sealed. `stream` of what is returned says where the last event came from, and
+        `cut` where to go on later.
+        """
+        self._check_open()
+        check_flag(follow, "follow")
+        opened = [name if isinstance(name, Stream) else self.stream(name) for name in names]
+        return Merged(self._engine, [stream._check_events() for stream in opened], start, end, follow)
 
     def revisioned(self, name: str) -> Revisioned:
         """Create or open a revisioned stream."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from headwater.bytestream import ByteReader, ByteWriter
 from headwater.catalog import claims, segments, streams, writers
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.exports import Exported, as_polars
 from headwater.model.arguments import check_flag, shown
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
@@ -42,7 +43,7 @@ _KINDS = {
 }
 
 
-class Stream:
+class Stream(Exported):
     """One stream of a store. The handle stays with this stream: of a deleted one it says so, also when the name is used again."""
 
     def __init__(self, store: Store, ref: StreamRef) -> None:
@@ -197,6 +198,16 @@ class Stream:
         cuts.check_cut(cut)
         truncation.truncate(self._store._engine, self._ref, cut, force=check_flag(force, "force"))
 
+    def roll_back(self, cut: Cut, *, keep_as: str, force: bool = False) -> None:
+        """End the stream at a cut again, in one commit; `keep_as` is the name of a new, sealed stream with all that it was.
+
+        Whoever is past the cut, now or later, gets RolledBackError, whose `cut` is where to read on; groups are put back to the cut. Tags,
+        keeps and ends of groups past the cut are a ConflictError. Named writers keep their last numbers. It takes `force` unless the stream
+        is claimed. The index of a journal is rebuilt by upkeep.
+        """
+        with self._store.transaction() as tx:
+            tx.roll_back(self.name, cut, keep_as=keep_as, force=force)
+
     def fork(self, new_name: str, at: Place = None) -> Stream:
         """A new stream that begins with what is readable of this one before `at` (its tail), without a copy of the bytes.
 
@@ -285,11 +296,24 @@ class Stream:
 
     def to_arrow(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> pa.Table:
         """What lies between two places as one table; by default the schema's columns with `_key, _time, _segment, _number`."""
+        schema, batches = self._read_batches(start, end, columns)
+        return pa.Table.from_batches(batches, schema=schema)
+
+    def to_pandas(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> Any:
+        """Return the events between two places as a pandas DataFrame; the columns are those of `to_arrow`."""
+        return self.to_arrow(start, end, columns).to_pandas()
+
+    def to_polars(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> Any:
+        """Return the events between two places as a Polars DataFrame; the columns are those of `to_arrow`."""
+        return as_polars(self.to_arrow(start, end, columns))
+
+    def _read_batches(
+        self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         ref, found = self._between(start, end)
-        names = check_columns(ref, columns)
-        batches = reading.read_batches(self._store._engine, ref, found, names)
-        wanted = Columns(names)
-        return pa.Table.from_batches((batch.to_arrow(wanted) for batch in batches), schema=wanted.schema_for(ref))
+        wanted = Columns(check_columns(ref, columns))
+        batches = reading.read_batches(self._store._engine, ref, found, wanted.names)
+        return wanted.schema_for(ref), (batch.to_arrow(wanted) for batch in batches)
 
     def _between(self, start: Place, end: Place) -> tuple[StreamRef, list[Range]]:
         """What lies between two places, and the stream as of then: its schema has all that those events have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from headwater.catalog import tables
 from headwater.catalog.segments import SegmentRow
 from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
+from headwater.exports import ExportedWhole
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
 from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.batches import Columns
@@ -22,6 +24,8 @@ from headwater.streams import cuts, reading
 
 #: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
 TABLE_SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+#: The columns of a table's present entries.
+ENTRY_SCHEMA = pa.schema([*(field.with_nullable(False) for field in TABLE_SCHEMA), pa.field("version", pa.int64(), nullable=False)])
 _PAGE = 500
 T = TypeVar("T")
 
@@ -41,7 +45,7 @@ class TableChange(NamedTuple):
     version: int
 
 
-class Table:
+class Table(ExportedWhole):
     """Keys and values with versions. Every change is durable on return, and an event of the table's own stream."""
 
     def __init__(self, engine: Engine, flusher: Flusher, ref: StreamRef) -> None:
@@ -106,6 +110,17 @@ class Table:
             after = rows[-1][0]
         if after is None:
             self._nothing(None)
+
+    def _read_batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        return ENTRY_SCHEMA, self._entry_batches()
+
+    def _entry_batches(self) -> Iterator[pa.RecordBatch]:
+        """The present entries, a page at a time."""
+        entries = self._items("")
+        while page := list(islice(entries, _PAGE)):
+            rows = [(key, entry.value, entry.version) for key, entry in page]
+            columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), ENTRY_SCHEMA, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
 
     def changes(self, after: int | None = None, *, follow: bool = False) -> Iterator[TableChange]:
         """Every change in order, from the first one or from behind version `after`, to now; with `follow`, for ever.

@@ -27,6 +27,17 @@ def test_a_store_counts_its_writes_and_reads_by_operation(store: hw.Store) -> No
     assert counted(store, "streams.list_streams") == (1, 0)
 
 
+def test_acks_and_reads_are_counted_by_the_operations_that_they_take(store: hw.Store) -> None:
+    stream = store.create_stream("a/x")
+    with stream.writer() as writer:
+        for number in range(3):
+            writer.write(b"%d" % number).result()
+    assert counted(store, "sessions.begin_session") == (1, 0)
+    assert counted(store, "flushes.commit_flush") == (3, 0)
+    assert [event.value for event in stream.read()] == [b"0", b"1", b"2"]
+    assert counted(store, "extents.plan_segment") == (1, 0)
+
+
 def test_a_call_that_raises_counts_as_a_failure(store: hw.Store) -> None:
     store.create_scope("a")
     store.delete_scope("a")

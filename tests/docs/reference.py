@@ -40,7 +40,7 @@ _SECTIONS = {
     "Writing": ["Writer", "Ack", "ByteWriter", "ByteReader"],
     "Transactions": ["Transaction", "Commit", "Marker", "CommittedMarker", "TransactionStatus", "TransactionInfo"],
     "Reading in a group": ["ReaderGroup", "Reader", "Lag", "HeldSegment", "TimeWindow"],
-    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Match", "EXISTS"],
+    "Journals": ["Journal", "Record", "Recorded", "Persisted", "Head", "Snapshot", "Query", "Merged", "Match", "EXISTS"],
     "State and tables": ["Table", "Entry", "TableChange", "ABSENT", "Revisioned", "Revision", "Synchronizer"],
 }
 _CONSTANTS = {

@@ -134,6 +134,13 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     assert code == 0, output
 
 
+@pytest.mark.slow
+def test_the_readmes_examples_can_be_run_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        code, output = run_in_a_fresh_process(ROOT / "README.md", tmp_path)
+        assert code == 0, output
+
+
 def run_text(text: str, folder: Path) -> tuple[int, str]:
     document = folder / "page.md"
     document.write_text(textwrap.dedent(text), encoding="utf-8")

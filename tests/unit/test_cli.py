@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -56,7 +57,10 @@ def test_the_help_lists_every_command_and_what_it_does() -> None:
     assert "Verify every block" in CliRunner().invoke(main, ["--help"]).stdout
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "operations", "journal")])
+NOT_ON_A_STORE = ("demo", "operations", "journal", "completion", "pipeline")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in NOT_ON_A_STORE])
 def test_every_command_takes_a_store_and_json(name: str) -> None:
     text = CliRunner().invoke(main, [name, "--help"]).stdout
     assert "--store" in text and "--catalog" in text and "--json" in text
@@ -89,6 +93,7 @@ def test_a_stream_is_made_listed_and_described(run: Run, url: str) -> None:
         "epoch": 0,
         "sealed": False,
         "labels": ["raw", "web"],
+        "claimed_by": None,
     }
     assert [row["name"] for row in objects(run("list", "--json", "--scope", "other"))] == ["other/x"]
     [store] = objects(run("describe", "--json"))
@@ -505,3 +510,19 @@ def test_bytes_that_are_no_text_are_refused_or_taken_as_they_are(run: Run) -> No
     run("write", "a/b", "--key-regex", "\udcff.", input=b"x\xffy\n")
     assert json.loads(run("read", "a/b", "--json").stdout)["key_base64"] == base64.b64encode(b"\xffy").decode()
     assert "finds no key" in run("write", "a/b", "--key-regex", "\udcff", input=b"x\n", code=1).stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_their_options(run: Run, shell: str) -> None:
+    script = run("completion", shell).stdout
+    assert "_HEADWATER_COMPLETE" in script
+    cases = ("headwater tr", 1, ["truncate", "transactions"]), ("headwater read --st", 2, ["--start", "--store", "--storage-option"])
+    for words, at, found in (*cases, ("headwater --ver", 1, ["--version"])):
+        given = {"_HEADWATER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+        command = [sys.executable, "-c", "import headwater.cli; headwater.cli.main()"]
+        done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=60)
+        assert [line.removeprefix("plain,") for line in done.stdout.split()] == found, done.stderr
+
+
+def test_the_version_is_that_of_the_package(run: Run) -> None:
+    assert run("--version").stdout == f"headwater {hw.__version__}\n"

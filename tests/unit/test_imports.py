@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segments",),
     ("streams",),
     (
+        "exports",
         "frames",
         "lanewriter",
         "writer",

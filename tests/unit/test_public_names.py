@@ -35,7 +35,9 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_import_loads_no_heavy_library_and_is_quick() -> None:
-    program = "import json, sys, time; t = time.time(); import headwater; print(json.dumps([time.time() - t, [*sys.modules]]))"
+    program = (
+        "import json, sys, time; t = time.process_time(); import headwater; print(json.dumps([time.process_time() - t, [*sys.modules]]))"
+    )
     seconds = []
     for _ in range(3):  # the best of three: others use this machine too
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

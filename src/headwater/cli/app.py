@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import headwater as hw
 from headwater.cli.interrupts import interrupts
@@ -37,6 +38,11 @@ class App(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._table)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without loading any command."""
+        names = [CompletionItem(name, help=text) for name, (_, text) in self._table.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self._table:

@@ -12,8 +12,9 @@ from headwater.catalog import entities, journals, segments, snapshots
 from headwater.catalog.journals import READY
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
+from headwater.exports import ExportedWhole
 from headwater.journals import index
-from headwater.journals.events import Wanted, recorded
+from headwater.journals.events import Wanted, recorded, without_hidden
 from headwater.journals.hidden import HiddenEvents
 from headwater.journals.listing import list_ids
 from headwater.journals.persisting import Condition, Heads, Persist, Persisted, Refusals
@@ -24,7 +25,8 @@ from headwater.model.keys import hash_key
 from headwater.model.limits import ENTITY_ID_BYTES, SNAPSHOT_BYTES
 from headwater.model.matches import Expected, Match, check_expected, check_matches
 from headwater.model.records import Head, Record, Recorded, Snapshot, check_id, check_records, check_tag, check_type, json_text
-from headwater.streams import cuts, lifecycle
+from headwater.segments.batches import Columns, check_columns
+from headwater.streams import cuts, lifecycle, reading
 from headwater.streams.cuts import Place
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 _PAGE = 1000
 
 
-class Journal:
+class Journal(ExportedWhole):
     """The events of many entities. An entity is named by its id; its events have the sequences 1, 2, 3 and so on. Thread-safe."""
 
     def __init__(self, store: Store, ref: StreamRef) -> None:
@@ -60,6 +62,15 @@ class Journal:
     def name(self) -> str:
         """The full name, `scope/name`."""
         return self._ref.name
+
+    def _read_batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """The events that are not deleted, with the columns of `Stream.to_arrow`."""
+        engine = self._engine
+        found = cuts.ranges(engine, self._ref, None, None)
+        self._hidden.refresh()
+        wanted = Columns(check_columns(self._ref, None))
+        batches = (batch.to_arrow(wanted) for batch in reading.read_batches(engine, self._ref, found, wanted.names))
+        return wanted.schema_for(self._ref), (without_hidden(batch, self._hidden) for batch in batches)
 
     # Persisting.
 
@@ -125,6 +136,7 @@ class Journal:
             if not rows:
                 raise lifecycle.deleted(self._ref)
             by_number = {row.number: row for row in rows}
+            self._engine.run(cuts.find_cut, self._engine.store_id, self._ref.id, cut)
         numbers = cuts.cut_numbers(self._engine.store_id, self._ref, rows, cut)
         if any(number not in by_number or at < by_number[number].head for number, at in numbers.items()):
             head = cuts.head(self._engine, self._ref)

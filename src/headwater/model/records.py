@@ -254,6 +254,23 @@ def _check_keys(value: Any) -> None:
                 _check_keys(item)
 
 
+def values_of(id: str, first: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Checked events of one entity, from a sequence on, as the values of a typed stream."""
+    return [
+        {
+            "id": id,
+            "sequence": sequence,
+            "type": row.type,
+            "version": row.version,
+            "data": row.data,
+            "tags": row.tags,
+            "meta": row.meta,
+            "event_id": row.event_id,
+        }
+        for sequence, row in enumerate(rows, first)
+    ]
+
+
 def columns_of(id: str, first: int, rows: Sequence[Row]) -> pa.RecordBatch:
     """Checked events of one entity, from a sequence on, as columns."""
     return pa.RecordBatch.from_arrays(

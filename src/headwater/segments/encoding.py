@@ -32,6 +32,7 @@ from headwater.segments.block import (
     offsets_of,
     whole_column,
 )
+from headwater.segments.fewrows import FewRows
 
 #: By how many bytes there are beyond a multiple of the alignment.
 _PADDINGS = [bytes(-more % ALIGNMENT) for more in range(ALIGNMENT)]
@@ -254,6 +255,17 @@ def encode_few(values: Sequence[bytes], keys: Sequence[bytes | None], schema_ver
     crc = google_crc32c.value(HEADER.pack(*fields, 0, *lengths) + body)
     data = HEADER.pack(*fields, crc, *lengths) + body
     return EncodedBlock(len(values), len(data), lambda: ([data], crc))
+
+
+def encode_few_rows(rows: Sequence[dict[str, Any]], keys: Sequence[bytes | None], few: FewRows, schema_version: int) -> EncodedBlock:
+    """The block that `encode` makes of the same typed events, without Arrow."""
+    has_keys, message = few.encode(rows, keys)
+    fields = (MAGIC, ARROW_KIND, _flags(has_keys, False), 0, len(rows), schema_version)
+    lengths = (len(message), 0, 0, 0, 0, 0, 0)
+    body = message + _PADDINGS[len(message) % ALIGNMENT]
+    crc = google_crc32c.value(HEADER.pack(*fields, 0, *lengths) + body)
+    data = HEADER.pack(*fields, crc, *lengths) + body
+    return EncodedBlock(len(rows), len(data), lambda: ([data], crc))
 
 
 def _packed(values: Sequence[bytes]) -> tuple[bytes, bytes]:

@@ -32,7 +32,7 @@ from headwater.runtime import calls, failpoints
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.intake import Intake
-from headwater.segments.lanes import Lane, Placement, Run, StreamRef
+from headwater.segments.lanes import Few, Lane, Placement, Run, StreamRef
 from headwater.segments.memory import Burst
 from headwater.segments.pending import PendingFlush, PendingPart
 from headwater.segments.storing import Answer, Storer
@@ -126,16 +126,21 @@ class Flusher:
         return run.placement
 
     def give(
-        self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...], when_refused: Callable[[], None] | None = None
+        self,
+        stream: StreamRef,
+        events: Chunk | Few,
+        size: int,
+        terms: tuple[Term, ...],
+        when_refused: Callable[[], None] | None = None,
     ) -> Run:
-        """Give one chunk on a lane of its own, to be committed on these terms. It is stored whether or not anybody waits for it.
+        """Give events on a lane of their own, to be committed on these terms. They are stored whether or not anybody waits for them.
 
         `when_refused` is called in the flusher's thread, before the run ends; several refusals in the order of their runs.
         """
         self._intake.wait_for_room()
         lane = Lane(self._intake, self.wait_for, stream, None, 0, 0, terms, when_refused)
         with lane.lock:
-            return lane.add_chunk(chunk, size)
+            return lane.add_chunk(events, size) if isinstance(events, Chunk) else lane.add_few(events, size)
 
     def _give_up(self, run: Run) -> bool:
         """Wait no longer for an append. True: it is taken back. False: it is on its way, and tried again until `settle` can tell."""
@@ -223,7 +228,7 @@ class Flusher:
                 return False
             self._storer.prepare(flush)
             answers = self._storer.commit(flush)
-            if all(answer.is_placed for answer in answers):
+            if all(answer.placements for answer in answers):
                 self._complete(flush, answers)
                 self._stored_here = time.monotonic()
             return run.ended

@@ -57,6 +57,13 @@ class StreamRef(NamedTuple):
     is_opaque: bool
 
 
+class Few(NamedTuple):
+    """A few events that were checked, with their keys: too few to make columns of them."""
+
+    values: list[Any]
+    keys: list[bytes | None]
+
+
 class Placement:
     """Where the events of a committed part are: position by index, worked out when asked for."""
 
@@ -378,6 +385,13 @@ class Lane:
         run.chunk, run.count, run.size = chunk, count, size
         if number is not None:
             run.last_number = self.given_number = number
+        self.close_run()
+        return run
+
+    def add_few(self, events: Few, size: int) -> Run:
+        """Add a few events as the only run of a lane that is used for nothing else. The caller holds the lane's lock."""
+        run = self._begin_run(0)
+        run.values, run.keys, run.size = events.values, events.keys, size
         self.close_run()
         return run
 

@@ -24,8 +24,9 @@ from headwater.model.limits import INLINE_BYTES, REMOTE_WRITES
 from headwater.runtime import failpoints
 from headwater.runtime.workers import Task
 from headwater.segments.block import EncodedBlock
-from headwater.segments.encoding import encode_few
+from headwater.segments.encoding import encode_few, encode_few_rows
 from headwater.segments.engine import Engine
+from headwater.segments.fewrows import FewRows, few_rows
 from headwater.segments.lanes import Lane, Run, given
 from headwater.segments.routing import Route
 from headwater.storage import layout
@@ -176,7 +177,10 @@ class PendingPart:
     @property
     def error(self) -> BaseException | None:
         """Why it can't be stored."""
-        return next((piece.error for piece in self.pieces if piece.error is not None), self.routing_error)
+        for piece in self.pieces:
+            if piece.error is not None:
+                return piece.error
+        return self.routing_error
 
 
 class PendingFlush:
@@ -354,8 +358,10 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
             run.count, run.offset = sum(map(len, run.values)), offset
             offset += run.count
         return [(route.numbers[0], _raw_block(runs))], None
-    if lane.stream.is_opaque and _are_few(runs):
-        return _encode_few(lane, runs, route, turn)
+    if _are_few(runs):
+        few = None if lane.stream.is_opaque else few_rows(lane.stream.schema)
+        if few is not None or lane.stream.is_opaque:
+            return _encode_few(lane, runs, route, turn, few)
     for run in runs:
         run.offset = offset - run.skipped
         offset += run.count
@@ -363,15 +369,18 @@ def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[
     return spread.encode(lane.stream.schema_version, lane.stream.is_opaque), spread.which
 
 
-def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[tuple[int, EncodedBlock]], Any]:
-    values: list[bytes] = []
+def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int, few: FewRows | None) -> tuple[list[tuple[int, EncodedBlock]], Any]:
+    values: list[Any] = []
     keys: list[bytes | None] = []
     for run in runs:
         run.offset = len(values) - run.skipped
         values += run.values
         keys += run.keys
     spread, which = route.spread_few(values, keys, turn)
-    return [(segment, encode_few(some, their_keys, lane.stream.schema_version)) for segment, some, their_keys in spread], which
+    version = lane.stream.schema_version
+    if few is None:
+        return [(segment, encode_few(some, their_keys, version)) for segment, some, their_keys in spread], which
+    return [(segment, encode_few_rows(some, their_keys, few, version)) for segment, some, their_keys in spread], which
 
 
 def _are_few(runs: list[Run]) -> bool:

@@ -90,8 +90,8 @@ class Route:
         return places[keys.indices.fill_null(len(unique)).to_numpy(zero_copy_only=False)]
 
     def spread_few(
-        self, values: list[bytes], keys: list[bytes | None], turn: int
-    ) -> tuple[list[tuple[int, list[bytes], list[bytes | None]]], Any]:
+        self, values: list[Any], keys: list[bytes | None], turn: int
+    ) -> tuple[list[tuple[int, list[Any], list[bytes | None]]], Any]:
         """Like `spread`, for so few events that arrays of them would cost more than they save."""
         own = turn % len(self.numbers)
         places = [own if key is None else bisect_right(self._start_list, hash_key(key)) - 1 for key in keys]

@@ -17,6 +17,7 @@ from headwater.catalog import tiers
 from headwater.catalog.extents import BLOCK, PARQUET, RAW
 from headwater.catalog.tiers import Backlog, NewExtent, Piece
 from headwater.errors import ConditionFailedError, CorruptDataError
+from headwater.model.fieldids import assign
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
 from headwater.segments.batches import Columns
@@ -185,7 +186,8 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
                 raise ConditionFailedError("the schema changed while a chunk was written")
             yield batch.to_arrow(columns)
 
-    engine.storage.write(key, lambda sink: _check_rows(write_chunk(sink, stream.schema, stream.schema_version, batches()), old))
+    ids = assign(engine.schema_history(stream.id, stream.schema_version))
+    engine.storage.write(key, lambda sink: _check_rows(write_chunk(sink, stream.schema, stream.schema_version, batches(), ids), old))
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at
     raw = sum(piece.bytes for piece in old)

@@ -7,9 +7,10 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Self
 
-from headwater.catalog import segments, streams, tags
+from headwater.catalog import segments, streams, tags, undone
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
@@ -78,35 +79,50 @@ def hold_ranges(tx: Tx, stream: int, name: str, ranges: Sequence[tuple[int, int,
 
 def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None = None) -> Iterator[Batch]:
     """The batches of ranges, each segment's in order; with these columns only, if they are named. `stream` was looked up after them."""
-    if columns is not None and len(ranges) > 1:
+    return (batch for _, batch in merge_batches(engine, [(stream, ranges)], columns))
+
+
+def merge_batches(
+    engine: Engine, parts: Sequence[tuple[StreamRef, list[Range]]], columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Batch]]:
+    """The batches of ranges of several streams in the order of their appends, each with the place of its stream in `parts`."""
+    if columns is not None and sum(len(ranges) for _, ranges in parts) > 1:
         columns = [*columns, "_appended"]
-    lineage = _lineage(ranges)
+    lineages = [_lineage(ranges) for _, ranges in parts]
+    lefts = [{item.segment.number: (item.segment.number, item.start, item.end) for item in ranges} for _, ranges in parts]
     reading: set[_Source] = set()
-    left = {item.segment.number: (item.segment.number, item.start, item.end) for item in ranges}
-    with _Hold(engine, stream) as hold:
-        while lineage or reading:
-            hold.renew(left.values)
-            for item in lineage.take_ready():
-                reading.add(_Source(engine.cursor(stream, item.segment.number, item.start, item.end, columns, keeps_schema=True)))
-            try:
-                source, batch = _earliest(reading)
-            except TruncatedError as error:
-                raise with_head(engine, stream, error) from None
+    with ExitStack() as stack:
+        holds = [stack.enter_context(_Hold(engine, stream)) for stream, _ in parts]
+        while any(lineages) or reading:
+            for place, (stream, _) in enumerate(parts):
+                holds[place].renew(lefts[place].values)
+                for item in lineages[place].take_ready():
+                    cursor = engine.cursor(stream, item.segment.number, item.start, item.end, columns, keeps_schema=True)
+                    reading.add(_Source(engine, stream, cursor, place))
+            source, batch = _earliest(reading)
+            left = lefts[source.place]
             if source.is_done:
                 reading.remove(source)
-                lineage.finish(source.segment)
+                lineages[source.place].finish(source.segment)
                 del left[source.segment]
             elif batch is not None:
                 left[source.segment] = (source.segment, batch.end, left[source.segment][2])
             if batch is not None:
-                yield batch
+                yield source.place, batch
 
 
 class _Source:
-    """A segment that is read beside others, in the order of append times: a batch that reaches too far is handed out in parts."""
+    """A segment that is read beside others, in the order of append times: a batch that reaches too far is handed out in parts.
 
-    def __init__(self, cursor: SegmentCursor) -> None:
+    Its errors of what was truncated have the head of its stream, which has a place among the streams that are read.
+    """
+
+    def __init__(self, engine: Engine, stream: StreamRef, cursor: SegmentCursor, place: int) -> None:
         self.segment = cursor.segment
+        self.place = place
+        self._engine = engine
+        self._stream = stream
+        self._order = place, cursor.segment
         self._cursor = cursor
         self._rest: Batch | None = None
 
@@ -114,19 +130,29 @@ class _Source:
     def is_done(self) -> bool:
         return self._rest is None and self._cursor.is_done
 
-    def turn(self) -> tuple[int, int]:
-        """When its next event was appended; among equals the lower segment goes first."""
-        time = self._rest.appended_at if self._rest is not None else self._cursor.next_time()
-        return (1 << 62 if time is None else time, self.segment)
+    def turn(self) -> tuple[int, tuple[int, int]]:
+        """When its next event was appended; among equals the first stream and the lower segment go first."""
+        try:
+            time = self._rest.appended_at if self._rest is not None else self._cursor.next_time()
+        except TruncatedError as error:
+            raise with_head(self._engine, self._stream, error) from None
+        return 1 << 62 if time is None else time, self._order
 
-    def next_batch(self, turn: tuple[int, int] | None) -> Batch | None:
+    def next_batch(self, turn: tuple[int, tuple[int, int]] | None) -> Batch | None:
         """The next events, as far as they come before another one's turn."""
-        batch = self._rest if self._rest is not None else self._cursor.next_batch()
+        try:
+            batch = self._rest if self._rest is not None else self._cursor.next_batch()
+        except TruncatedError as error:
+            raise with_head(self._engine, self._stream, error) from None
         self._rest = None
         if batch is None or turn is None:
             return batch
-        count = batch.count_until(turn[0], inclusive=self.segment < turn[1])
-        if 0 < count < batch.count:
+        count = batch.count_until(turn[0], inclusive=self._order < turn[1])
+        if not count:
+            # Where it begins within a chunk, its turn was that of the chunk's first event.
+            self._rest = batch
+            return None
+        if count < batch.count:
             batch, self._rest = batch.split(count)
         return batch
 
@@ -184,6 +210,8 @@ def _follow(
     engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, reading: set[SegmentCursor], hold: _Hold
 ) -> Iterator[Batch | None]:
     news: list[SegmentCursor] = []
+    #: How far each segment was read that is finished.
+    finished: dict[int, int] = {}
     while True:
         seen = engine.changes.version()
         for item in lineage.take_ready():
@@ -211,6 +239,14 @@ def _follow(
         progressed = False
         for cursor in list(reading):
             row = rows.get(cursor.segment)
+            if row is None or cursor.number > row.tail:
+                read = {**finished, **({cursor.segment: cursor.number} if cursor.number else {})}
+                if _is_rolled_back(engine, stream, cursor.segment, read):
+                    # Nothing of it was read, nor anything else past the cut: others take its place.
+                    reading.remove(cursor)
+                    lineage.finish(cursor.segment)
+                    progressed = True
+                    continue
             if not cursor.is_done and (row is None or cursor.number < row.head):
                 # If the segment is gone, nobody knows whether we had read all of it: going on quietly might skip events.
                 raise with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
@@ -218,8 +254,11 @@ def _follow(
                 progressed = True
                 reading.remove(cursor)
                 lineage.finish(cursor.segment)
+                finished[cursor.segment] = cursor.number
         for number in range(newest + 1, max(rows) + 1):
             row = rows.get(number)
+            if row is None and _is_rolled_back(engine, stream, number, {}):
+                continue
             if row is None or row.head:
                 raise with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
             progressed = True
@@ -230,6 +269,15 @@ def _follow(
         if not progressed:
             engine.wait_for_more(reading, seen, _LONGEST_WAIT_SECONDS)
             yield None
+
+
+def _is_rolled_back(engine: Engine, stream: StreamRef, segment: int, read: dict[int, int]) -> bool:
+    """Whether a roll-back took a segment away. RolledBackError if something of what was read is undone."""
+    if read:
+        error = engine.run(undone.explain, stream.id, read)
+        if error is not None:
+            raise error
+    return segment in engine.run(undone.list_gone, stream.id)
 
 
 def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor], lineage: Lineage) -> list[tuple[int, int, int]]:
