@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
 import uuid
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +16,11 @@ from headwater.journals.hidden import HiddenEvents
 from headwater.model.positions import Position
 from headwater.model.records import Recorded
 from headwater.runtime.clock import to_datetime
+from headwater.segments.batches import indices
 from headwater.segments.fetching import Fetched
+
+#: Of so few events it's faster to look at each.
+_FEW_ROWS = 8
 
 
 class Wanted(NamedTuple):
@@ -27,17 +32,30 @@ class Wanted(NamedTuple):
 
     def places(self, columns: pa.RecordBatch) -> list[int]:
         """The places of these events among some."""
-        mask = np.ones(columns.num_rows, dtype=bool)
+        if columns.num_rows <= _FEW_ROWS:
+            return [place for place in range(columns.num_rows) if self._takes(columns, place)]
+        found: list[set[int]] = []
         for name, word in (("id", self.id), ("type", self.type)):
             if word is not None:
-                mask &= pc.equal(columns.column(name), word).to_numpy(zero_copy_only=False)
+                found.append(set(pc.indices_nonzero(pc.equal(columns.column(name), _scalar(word))).to_pylist()))
         if self.tag is not None:
             tags = columns.column("tags")
-            hits = pc.equal(tags.flatten(), self.tag).to_numpy(zero_copy_only=False)
-            has = np.zeros(columns.num_rows, dtype=bool)
-            has[pc.list_parent_indices(tags).to_numpy(zero_copy_only=False)[hits]] = True
-            mask &= has
-        return np.flatnonzero(mask).tolist()
+            found.append(set(pc.list_parent_indices(tags).filter(pc.equal(tags.flatten(), _scalar(self.tag))).to_pylist()))
+        return sorted(set.intersection(*found)) if found else list(range(columns.num_rows))
+
+    def _takes(self, columns: pa.RecordBatch, place: int) -> bool:
+        return (
+            (self.id is None or columns.column("id")[place].as_py() == self.id)
+            and (self.type is None or columns.column("type")[place].as_py() == self.type)
+            and (self.tag is None or self.tag in columns.column("tags")[place].as_py())
+        )
+
+
+@lru_cache(maxsize=256)
+def _scalar(word: str) -> pa.Scalar:
+    # Out of a column: to make one of a Python value, Arrow imports pandas, which takes longer than a query.
+    data = word.encode()
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(data))), pa.py_buffer(data)])[0]
 
 
 def without_hidden(columns: pa.RecordBatch, hidden: HiddenEvents) -> pa.RecordBatch:
@@ -56,7 +74,7 @@ def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted 
         if not places:
             return
         if len(places) < columns.num_rows:
-            columns = columns.take(pa.array(places))
+            columns = columns.take(indices(places))
             numbers, appended = [numbers[place] for place in places], [appended[place] for place in places]
     rows = zip(*(columns.column(index).to_pylist() for index in range(8)), numbers, appended, strict=True)
     for id, sequence, type, version, data, tags, meta, event_id, number, at in rows:
