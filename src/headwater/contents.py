@@ -22,6 +22,7 @@ from headwater.frames import frame_chunk
 from headwater.journals.journal import Journal
 from headwater.journals.persisting import Condition
 from headwater.journals.staging import JournalContents
+from headwater.model.cuts import Cut
 from headwater.model.keys import key_bytes
 from headwater.model.limits import EVENT_BYTES, MIB
 from headwater.model.matches import Expected
@@ -32,6 +33,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
 from headwater.segments.routing import Router
 from headwater.streams.lifecycle import open_stream
+from headwater.streams.rollback import RollBack, check_kind
 from headwater.writer import EventCheck
 
 T = TypeVar("T")
@@ -153,6 +155,18 @@ class Contents:
         if table in self._unseen:
             self.look_up()  # A condition on a table that is gone is not looked up again by the commit.
         self.terms.append(EntryIs(self._ref(table, "table", is_seen=True).id, key, version))
+
+    def roll_back(self, name: str, cut: Cut, keep_as: str, force: bool, transaction: str) -> None:
+        """Add a roll-back of a stream. One that this transaction writes to is refused, now or at the commit."""
+        ref = self._open(name, "events")
+        check_kind(ref.name, ref.kind)
+        if any(isinstance(term, RollBack) and term.stream == ref.id for term in self.terms):
+            raise InvalidRequestError(f"this transaction rolls {name} back already")
+        events = self.events.get(name)
+        if events is not None and not events.is_empty:
+            raise InvalidRequestError(f"this transaction writes to {name}: roll it back in another")
+        self._refs[name] = ref
+        self.terms.append(RollBack(ref.id, str(cut), str(parse_stream_name(keep_as)), force, transaction))
 
     def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
         """Add an update of shared state, which is at `expected` now."""

@@ -107,6 +107,20 @@ class TruncatedError(HeadwaterError):
         return _rebuild, (type(self), self.message, {"head": self.head, **self.facts})
 
 
+class RolledBackError(HeadwaterError):
+    """The stream was rolled back to before this place, or another took its name. Go on from `cut`, the last place before it that is left.
+
+    What lay past it is in the stream that the roll-back kept it as.
+    """
+
+    def __init__(self, message: str, cut: Cut | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.cut = cut
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, {"cut": self.cut, **self.facts})
+
+
 class UnavailableError(HeadwaterError):
     """Something is out of reach for now (a lock, a disk with room, a server). Nothing is lost: repeat the call."""
 

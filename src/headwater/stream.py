@@ -198,6 +198,16 @@ class Stream(Exported):
         cuts.check_cut(cut)
         truncation.truncate(self._store._engine, self._ref, cut, force=check_flag(force, "force"))
 
+    def roll_back(self, cut: Cut, *, keep_as: str, force: bool = False) -> None:
+        """End the stream at a cut again, in one commit; `keep_as` is the name of a new, sealed stream with all that it was.
+
+        Whoever is past the cut, now or later, gets RolledBackError, whose `cut` is where to read on; groups are put back to the cut. Tags,
+        keeps and ends of groups past the cut are a ConflictError. Named writers keep their last numbers. It takes `force` unless the stream
+        is claimed. The index of a journal is rebuilt by upkeep.
+        """
+        with self._store.transaction() as tx:
+            tx.roll_back(self.name, cut, keep_as=keep_as, force=force)
+
     def fork(self, new_name: str, at: Place = None) -> Stream:
         """A new stream that begins with what is readable of this one before `at` (its tail), without a copy of the bytes.
 

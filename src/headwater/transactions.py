@@ -25,17 +25,19 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.frames import to_batch
-from headwater.model.arguments import MOST, check_whole, items_of, shown
+from headwater.model.arguments import MOST, check_flag, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
 from headwater.model.markers import Marker
 from headwater.model.matches import Expected, Match, check_expected
+from headwater.model.names import parse_stream_name
 from headwater.model.records import Record, check_records
 from headwater.model.records import check_id as check_id_of_entity
 from headwater.readers.reader import Reader
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
+from headwater.streams.cuts import check_cut
 from headwater.synchronizer import Synchronizer
 from headwater.tables import check_entry, check_key
 
@@ -219,6 +221,17 @@ class Transaction:
         with self._lock:
             self._make_room()
             self._contents.require_entry(table, key, version)
+            self._given += 1
+
+    def roll_back(self, name: str, cut: Cut, *, keep_as: str, force: bool = False) -> None:
+        """Roll a stream back at the commit, as `Stream.roll_back` does; the transaction writes to other streams only."""
+        check_cut(cut)
+        check_flag(force, "force")
+        parse_stream_name(keep_as)
+        with self._lock:
+            self._make_room()
+            self._begin()
+            self._contents.roll_back(name, cut, keep_as, force, self._id)
             self._given += 1
 
     def _change_table(self, table: str, change: TableChange) -> None:

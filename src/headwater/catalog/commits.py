@@ -14,7 +14,7 @@ from headwater.catalog import segments
 from headwater.catalog.database import Database, Statement, Tx
 from headwater.catalog.flushes import add_extent, grow
 from headwater.catalog.operations import operation
-from headwater.catalog.parts import CLAIMED, SEALED, Append, Part, Refused, Term, load_term
+from headwater.catalog.parts import CLAIMED, REWOUND, SEALED, Append, Part, Refused, Term, load_term
 from headwater.catalog.persists import RESCALED
 from headwater.catalog.plans import Plan
 from headwater.catalog.refusals import load_error
@@ -34,7 +34,7 @@ from headwater.catalog.transactions import (
     load_tails,
     with_object,
 )
-from headwater.errors import ConflictError, HeadwaterError, TransactionEndedError
+from headwater.errors import ConflictError, HeadwaterError, InvalidRequestError, TransactionEndedError
 from headwater.model.markers import Marker
 from headwater.runtime import failpoints
 
@@ -356,6 +356,8 @@ def _decide(tx: Tx, plan: Plan, now: int, rescaled: type[Exception] | None) -> N
     if isinstance(result, Refused):
         if result.reason == SEALED:
             raise RouteStale
+        if result.reason == REWOUND:
+            raise InvalidRequestError("this transaction writes to a stream that it rolls back or replaces: do that in two")
         if result.reason == CLAIMED:
             raise ConflictError(
                 f"a stream of this transaction is claimed by {result.facts['owner']!r}: only its owner appends to it until it is released",

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.catalog import segments
+from headwater.catalog import segments, undone
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import later, next_id
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import ConflictError, FencedError, NotFoundError
+from headwater.errors import ConflictError, FencedError, NotFoundError, RolledBackError
 from headwater.model.arguments import MOST, check_whole
+from headwater.model.cuts import Cut
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import READER_SECONDS
 from headwater.model.names import parse_word
@@ -139,6 +140,23 @@ def delete_group(tx: Tx, group: int) -> None:
     for table in ("group_segment", "group_reader", "group_stream"):
         tx.run(f"DELETE FROM {table} WHERE grp = ?", (group,))
     tx.run("DELETE FROM reader_group WHERE id = ?", (group,))
+
+
+@operation("read", right=Right("read", "group"))
+def explain_reset(tx: Tx, group: int, generation: int, handed: Mapping[Key, int]) -> RolledBackError | None:
+    """Why a group is no longer in a generation that a reader knows, if a roll-back is why: of a stream of which the group was past the cut,
+    or the reader, which handed out events up to these numbers."""
+    rows = tx.run("SELECT rolled_generation, rolled_to, name FROM reader_group WHERE id = ?", (group,))
+    if rows and rows[0][0] > generation:
+        return RolledBackError(
+            f"a stream was rolled back to before what the reader group {rows[0][2]!r} had read: it goes on at the cut of this error",
+            Cut.parse(rows[0][1]),
+        )
+    places: dict[int, dict[int, int]] = {}
+    for (stream, segment), number in handed.items():
+        if number:
+            places.setdefault(stream, {})[segment] = number
+    return next((error for error in (undone.find_error(tx, *place) for place in places.items()) if error is not None), None)
 
 
 def _next(column: str) -> str:
@@ -344,7 +362,7 @@ def commit_positions(
     answer, this stores what it stored before, and passes over the segments that the reader lost by it.
     """
     row = lock_group(tx, group)
-    seat = _look_at_seat(tx, row, reader, generation, group_generation)
+    seat = _look_at_seat(tx, row, reader, generation, group_generation, positions)
     _check_tails(positions, seat.tails)
     lost = {key: at for key, at in positions.items() if key not in seat.held}
     kept = {key: at for key, at in positions.items() if key in seat.held}
@@ -367,12 +385,16 @@ class _Seat(NamedTuple):
     tails: dict[Key, int]
 
 
-def _look_at_seat(tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int) -> _Seat:
-    """The reader's seat in a locked group. FencedError if the reader lost its name, ConflictError if the group was reset."""
+def _look_at_seat(tx: Tx, row: GroupRow, reader: str, generation: int, group_generation: int, positions: Mapping[Key, int]) -> _Seat:
+    """The reader's seat in a locked group. FencedError if the reader lost its name, ConflictError if the group was reset, RolledBackError
+    if positions of the reader were undone."""
     alive, rows = tx.run_all([_seat(row.id, reader), _with_tails(row.id)])
     if not _is_alive(alive, generation):
         raise _fenced(row, reader)
     if row.generation != group_generation:
+        error = explain_reset(tx, row.id, group_generation, positions)
+        if error is not None:
+            raise error
         raise ConflictError(f"the group {row.name!r} was reset meanwhile: the positions were not stored; read on from where it is now")
     frontier = {(found[0], found[1]): _to_assigned(found) for found in rows}
     held = {key: item for key, item in frontier.items() if item.reader == reader}
@@ -448,7 +470,7 @@ def check_holder(
 
     None of them may lie past a tail. They are those that moved: a segment that is done is nobody's, and its position stays.
     """
-    seat = _look_at_seat(tx, row, reader, generation, group_generation)
+    seat = _look_at_seat(tx, row, reader, generation, group_generation, positions)
     _check_tails(positions, seat.tails)
     _check_held(row, reader, seat, positions)
     return seat.frontier

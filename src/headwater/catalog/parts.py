@@ -55,6 +55,8 @@ PartResult = Stored | Refused
 SEALED = "sealed"
 #: A segment to append to is claimed by somebody else, the `owner` of the facts.
 CLAIMED = "claimed"
+#: The part appends to a stream that it rolls back or replaces.
+REWOUND = "rewound"
 
 
 class Refusal(NamedTuple):
@@ -113,6 +115,10 @@ class Ledger(Generic[T]):
 
     def find(self, tx: Tx) -> None:
         """Look up what to watch now, for terms that were given some time ago. Without a lock, so the locks may find it changed."""
+
+    def guards(self) -> Iterable[int]:
+        """Streams to lock before anything else is looked up, so that no other commit scales, truncates or seals them."""
+        return ()
 
     def watched(self) -> Iterable[Watch]:
         """Segments to lock beside those that are appended to."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from headwater.catalog import claims, tails
 from headwater.catalog.database import Row, Statement, Tx
-from headwater.catalog.parts import SEALED, Append, Ledger, Part, PartResult, Placed, Refused, Stored, Term
+from headwater.catalog.parts import REWOUND, SEALED, Append, Ledger, Part, PartResult, Placed, Refused, Stored, Term
 from headwater.catalog.tails import Tail, Tails, Watch
 
 #: Of values, so that one statement moves many on PostgreSQL.
@@ -40,6 +40,10 @@ class Plan:
 
     def find(self, tx: Tx) -> None:
         """Look up what to watch, if that is not as it was when the terms were given."""
+        guards = sorted({stream for ledger in self._ledgers.values() for stream in ledger.guards()})
+        if guards:
+            marks = ", ".join("?" * len(guards))
+            tx.run(f"SELECT id FROM stream WHERE id IN ({marks}) ORDER BY id FOR UPDATE", guards)
         for ledger in self._ledgers.values():
             ledger.find(tx)
 
@@ -92,6 +96,9 @@ class Plan:
         keys = [(append.stream, append.segment) for append in part.appends]
         if part.staged is not None:
             keys += part.staged.segments
+        guarded = {stream for kind in _by_ledger(part.terms) for stream in self._ledgers[kind].guards()}
+        if not guarded.isdisjoint(stream for stream, _ in keys):
+            return Refused(REWOUND, {})
         return claims.find_refusal((self.tails[key].claim for key in keys), part.terms)
 
     def _commit(self, tx: Tx, part: Part, now: int) -> Stored:

@@ -164,6 +164,16 @@ def next_id(tx: Tx, name: str) -> int:
     return int(tx.run(f"{sql} RETURNING last", (name,))[0][0])
 
 
+def next_ids(tx: Tx, name: str, count: int) -> range:
+    """Like `next_id`, as many numbers as are needed by one statement."""
+    if not count:
+        return range(0)
+    above = "CASE WHEN excluded.last > sequence.last + ? THEN excluded.last ELSE sequence.last + ? END"
+    sql = f"INSERT INTO sequence (name, last) VALUES (?, now_us() + ?) ON CONFLICT (name) DO UPDATE SET last = {above} RETURNING last"
+    last = int(tx.run(sql, (name, count - 1, count, count))[0][0])
+    return range(last - count + 1, last + 1)
+
+
 def later(table: str, column: str) -> str:
     """For ON CONFLICT DO UPDATE: the given value, or, if the row's is not below it, the next one after that."""
     return f"CASE WHEN excluded.{column} > {table}.{column} THEN excluded.{column} ELSE {table}.{column} + 1 END"

@@ -202,7 +202,10 @@ CREATE TABLE reader_group (
     generation BIGINT NOT NULL,
     checkpoint BIGINT NOT NULL,
     end_cut TEXT,
-    created_at BIGINT NOT NULL
+    created_at BIGINT NOT NULL,
+    -- The last generation that began with a roll-back which put the group back, and where to.
+    rolled_generation BIGINT NOT NULL DEFAULT 0,
+    rolled_to TEXT
 );
 
 CREATE TABLE group_stream (
@@ -289,6 +292,27 @@ CREATE TABLE floor (
     PRIMARY KEY (name, stream)
 );
 CREATE INDEX floor_by_stream ON floor (stream);
+
+-- Of the places in a segment, those past `first` are undone: the stream was rolled back. `first` is -1 where the segment is gone.
+CREATE TABLE undone (
+    stream BIGINT NOT NULL,
+    segment BIGINT NOT NULL,
+    first BIGINT NOT NULL,
+    first_key BIGINT NOT NULL,
+    last_key BIGINT NOT NULL,
+    roll_back BIGINT NOT NULL,
+    PRIMARY KEY (stream, segment)
+);
+
+-- Roll-backs: the cut as numbers by segment, and the stream that has what lay past it.
+CREATE TABLE roll_back (
+    id BIGINT PRIMARY KEY,
+    stream BIGINT NOT NULL,
+    cut TEXT NOT NULL,
+    kept BIGINT NOT NULL,
+    made_at BIGINT NOT NULL
+);
+CREATE INDEX roll_back_by_stream ON roll_back (stream);
 
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (

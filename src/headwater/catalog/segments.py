@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
-from headwater.catalog.schema import next_id
+from headwater.catalog.schema import next_ids
 from headwater.errors import ConflictError, CorruptDataError, InvalidRequestError, NotFoundError, SealedError
-from headwater.model.cuts import Span, is_before
+from headwater.model.cuts import Span
 from headwater.model.keys import KeyRange
 from headwater.model.limits import OPEN_SEGMENTS
 from headwater.runtime import failpoints
 
-_SHIFT = 1 << 63
+#: What is taken off a place in the routing space to fit the catalog's integers.
+SHIFT = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,17 @@ COLUMNS = (
 
 def to_row(row: Row) -> SegmentRow:
     number, log, first_key, last_key, *rest = row
-    return SegmentRow(number, log, KeyRange(first_key + _SHIFT, last_key + _SHIFT + 1), *rest)
+    return SegmentRow(number, log, KeyRange(first_key + SHIFT, last_key + SHIFT + 1), *rest)
 
 
 def insert_segments(tx: Tx, stream: int, *, epoch: int, made_at: int, ranges: Sequence[KeyRange], claim: str | None = None) -> list[int]:
     """Open a segment for each range, under a claim; returns their numbers, which are never used again."""
     end = tx.run("UPDATE stream SET next_segment = next_segment + ? WHERE id = ? RETURNING next_segment", (len(ranges), stream))[0][0]
     numbers = list(range(end - len(ranges), end))
+    logs = next_ids(tx, "log", len(ranges))
     rows = [
-        (stream, number, next_id(tx, "log"), keys.start - _SHIFT, keys.end - 1 - _SHIFT, epoch, made_at, made_at, claim)
-        for number, keys in zip(numbers, ranges, strict=True)
+        (stream, number, log, keys.start - SHIFT, keys.end - 1 - SHIFT, epoch, made_at, made_at, claim)
+        for number, log, keys in zip(numbers, logs, ranges, strict=True)
     ]
     tx.defer(
         "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, head, tail, bytes, appended_at, "
@@ -222,35 +224,6 @@ def forget_segments(tx: Tx, stream: int, numbers: Sequence[int]) -> None:
     tx.defer("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ? AND number = ?", keys)
     tx.defer("DELETE FROM base WHERE log IN (SELECT log FROM segment WHERE stream = ? AND number = ?)", keys)
     tx.defer("DELETE FROM segment WHERE stream = ? AND number = ?", keys)
-
-
-def copy_segments(tx: Tx, parent: int, fork: int, numbers: dict[int, int]) -> None:
-    """Give a new stream its parent's segments up to a cut, as views of the parent's logs: no bytes are copied.
-
-    `numbers` are the cut: these segments end there and are open in the fork; the ones before are sealed as they are. The caller has
-    locked the parent.
-    """
-    rows = list_segments(tx, parent)
-    spans = [row.span for row in rows if row.number in numbers]
-    next_segment = 0
-    for row in rows:
-        if row.number not in numbers and not is_before(row.span, spans):
-            continue
-        tail = numbers.get(row.number, row.tail)
-        log = next_id(tx, "log")
-        sealed = (None, None) if row.number in numbers else (row.sealed_epoch, row.sealed_at)
-        keys = (row.keys.start - _SHIFT, row.keys.end - 1 - _SHIFT)
-        tx.run(
-            "INSERT INTO segment (stream, number, log, first_key, last_key, made_epoch, made_at, sealed_epoch, sealed_at, head, tail, "
-            "bytes, appended_at, base_until) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-            (fork, row.number, log, *keys, row.made_epoch, row.made_at, *sealed, row.head, tail, row.appended_at, tail),
-        )
-        for source, first, until in list_pieces(tx, row):
-            start, end = max(first, row.head), min(until, tail)
-            if start < end:
-                tx.run("INSERT INTO base (log, first, until, source) VALUES (?, ?, ?, ?)", (log, start, end, source))
-        next_segment = row.number + 1
-    tx.run("UPDATE stream SET next_segment = ? WHERE id = ?", (next_segment, fork))
 
 
 def list_pieces(tx: Tx, row: SegmentRow) -> list[tuple[int, int, int]]:

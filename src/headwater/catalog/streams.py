@@ -333,7 +333,18 @@ def delete_stream(tx: Tx, stream: int) -> None:
         raise ConflictError(f"stream {row.full_name} is kept by the tags {', '.join(tagged)}: untag them before you delete it")
     if kept:
         raise ConflictError(f"stream {row.full_name} is kept by the keeps {', '.join(kept)}: unkeep them before you delete it")
-    tables = ("segment", "stream_label", "stream_schema", "writer", "entry", "noted_time", "watermark", *_LOAD_TABLES)
+    tables = (
+        "segment",
+        "stream_label",
+        "stream_schema",
+        "writer",
+        "entry",
+        "noted_time",
+        "watermark",
+        "undone",
+        "roll_back",
+        *_LOAD_TABLES,
+    )
     tx.run_all(
         [
             ("INSERT INTO dead_log (log) SELECT log FROM segment WHERE stream = ?", (stream,)),

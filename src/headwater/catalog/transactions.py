@@ -257,14 +257,14 @@ def abort_expired(tx: Tx) -> list[str]:
     return ids
 
 
-def abort_staged_in(tx: Tx, stream: int) -> None:
-    """Abort the open transactions that have something staged for a stream, which is being sealed."""
+def abort_staged_in(tx: Tx, stream: int, reason: str = "a stream it writes to was sealed") -> None:
+    """Abort the open transactions that have something staged for a stream."""
     rows = tx.run(
         "SELECT id FROM txn WHERE state IN ('open', 'committing') AND id IN (SELECT txn FROM txn_extent WHERE stream = ?) "
         "ORDER BY id FOR UPDATE",
         (stream,),
     )
-    drop(tx, [row[0] for row in rows], "a stream it writes to was sealed")
+    drop(tx, [row[0] for row in rows], reason)
 
 
 def drop(tx: Tx, ids: Sequence[str], reason: str, error: HeadwaterError | None = None) -> None:

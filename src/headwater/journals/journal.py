@@ -136,6 +136,7 @@ class Journal(ExportedWhole):
             if not rows:
                 raise lifecycle.deleted(self._ref)
             by_number = {row.number: row for row in rows}
+            self._engine.run(cuts.find_cut, self._engine.store_id, self._ref.id, cut)
         numbers = cuts.cut_numbers(self._engine.store_id, self._ref, rows, cut)
         if any(number not in by_number or at < by_number[number].head for number, at in numbers.items()):
             head = cuts.head(self._engine, self._ref)

@@ -96,9 +96,9 @@ class SegmentMap(Generic[S]):
     def tail(self) -> dict[int, int]:
         return {segment.number: segment.tail for segment in self.newest()}
 
-    def front(self, numbers: Iterable[int]) -> Front:
-        """Where a place passes, of the segments that are there."""
-        return Front(self.segments[number] for number in numbers if number in self.segments)
+    def front(self, numbers: Iterable[int], gone: Iterable[Mapped] = ()) -> Front:
+        """Where a place passes, of the segments that are there, and of some that are gone."""
+        return Front([*(self.segments[number] for number in numbers if number in self.segments), *gone])
 
     def tiles(self, numbers: Collection[int]) -> bool:
         """Whether segments cover every key once, as those of a place must. Segments that are gone may have covered the rest."""
@@ -116,9 +116,9 @@ class SegmentMap(Generic[S]):
         front = self.front(named)
         return [segment for segment in self.segments.values() if segment.number not in named and front.is_past(segment)]
 
-    def reached(self, numbers: Numbers) -> dict[int, int]:
-        """How far each segment lies before a place: up to a number, its tail or its head."""
-        front = self.front(numbers)
+    def reached(self, numbers: Numbers, gone: Iterable[Mapped] = ()) -> dict[int, int]:
+        """How far each segment lies before a place: up to a number, its tail or its head. The place may name segments that are gone."""
+        front = self.front(numbers, gone)
         return {
             number: numbers[number] if number in numbers else segment.tail if front.is_past(segment) else segment.head
             for number, segment in self.segments.items()

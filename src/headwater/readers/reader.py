@@ -27,6 +27,7 @@ from headwater.errors import (
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
+    RolledBackError,
     TruncatedError,
     UnavailableError,
 )
@@ -97,6 +98,8 @@ class Reader:
         self._looked = 0.0
         self._looked_version = -1
         self._must_report = True
+        #: Whether the caller got the RolledBackError that the next report would raise.
+        self._is_told = False
         #: What the last `read` was told to wait, and its seconds.
         self._wait = (1.0, 1.0)
         self._generation, self._group_generation, self._checkpoint = engine.run(groups.join_group, group.id, id)
@@ -343,8 +346,14 @@ class Reader:
         self._looked = self._seen = time.monotonic()
         self._must_report = False
         if turn.generation != self._group_generation:
-            self._group_generation = turn.generation
+            known, self._group_generation = self._group_generation, turn.generation
+            handed = {key: held.handed for key, held in self._held.items()}
             self._drop()
+            if not self._is_told:
+                undone = self._engine.run(groups.explain_reset, self._group.id, known, handed)
+                if undone is not None:
+                    raise undone
+            self._is_told = False
         self._surplus = turn.surplus
         self._finished = turn.finished
         self._alone = turn.alone
@@ -447,7 +456,8 @@ class Reader:
         except (FencedError, NotFoundError) as error:
             self._error = error
             raise
-        except ConflictError:
+        except (ConflictError, RolledBackError) as error:
+            self._is_told = isinstance(error, RolledBackError)
             self._drop()
             raise
         self._seen = time.monotonic()

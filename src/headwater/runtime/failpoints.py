@@ -23,6 +23,8 @@ NAMES = (
     "journal.created",
     "journal.written",
     "object.put",
+    "rollback.moved",
+    "rollback.applied",
     "scale.applied",
     "scale.committed",
     "truncate.committed",

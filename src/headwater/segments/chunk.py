@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from headwater.catalog.extents import Extent
 from headwater.errors import CorruptDataError
+from headwater.model.fieldids import Path, assign, with_ids
 from headwater.model.limits import KIB, MIB
 from headwater.model.schemas import METADATA, is_opaque
 from headwater.segments.block import Chunk
@@ -51,10 +52,19 @@ def chunk_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def write_chunk(
-    sink: pa.NativeFile, schema: pa.Schema, version: int, batches: Iterator[pa.RecordBatch], group_bytes: int = ROW_GROUP_BYTES
+    sink: pa.NativeFile,
+    schema: pa.Schema,
+    version: int,
+    batches: Iterator[pa.RecordBatch],
+    ids: Mapping[Path, int] | None = None,
+    group_bytes: int = ROW_GROUP_BYTES,
 ) -> int:
-    """Write batches of `chunk_schema(schema)` as one Parquet file; returns how many rows. Memory: about two row groups."""
-    wanted = chunk_schema(schema).with_metadata({_VERSION_KEY: str(version).encode()})
+    """Write batches of `chunk_schema(schema)` as one Parquet file; return the number of rows. Memory: about two row groups.
+
+    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema.
+    """
+    ids = assign([schema]) if ids is None else ids
+    wanted = with_ids(chunk_schema(schema), ids).with_metadata({_VERSION_KEY: str(version).encode()})
     opaque = is_opaque(schema)
     # Opaque values are mostly different: a dictionary and statistics would only cost. Numbers and times grow: deltas are tiny.
     dictionaries = ["_key", "_appended"] if opaque else [*(path for path in _leaves(schema)), "_key", "_appended"]
@@ -270,7 +280,7 @@ class ChunkFile:
         columns = {name: _joined(table.column(name)) for name in table.column_names}
         keys, times, appended = (columns.pop(name, None) for name in ("_key", "_time", "_appended"))
         columns.pop("_number", None)
-        fields = [table.schema.field(name) for name in columns]
+        fields = [table.schema.field(name).remove_metadata() for name in columns]
         batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields)) if columns else _without_columns(rows)
         return Chunk(batch, keys, times), appended
 

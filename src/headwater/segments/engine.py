@@ -14,7 +14,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import extents, flushes, news, streams, tags
+from headwater.catalog import extents, flushes, news, streams, tags, undone
 from headwater.catalog.database import NO_NEWS, Changes, Database, News
 from headwater.catalog.extents import PARQUET, InChunk
 from headwater.catalog.flushes import Flush
@@ -78,7 +78,8 @@ class Engine:
 
     def run(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a declared operation on the catalog: the one way in which clients and upkeep ask it for anything."""
-        self._check_open()
+        if self.is_closed:
+            self._check_open()
         if self._ended_holds and operation.how == "commit":
             self.release_ended()
         return self.runner.run(operation, *args, **kwargs)
@@ -159,7 +160,8 @@ class Engine:
         names = check_columns(ref, columns)
         # Tags are asked only for numbers that are not readable without one.
         if row is None or not (tags.is_kept(row, start, end, {}) or tags.is_kept(row, start, end, self.run(tags.get_pins, stream))):
-            raise TruncatedError(f"some of segment {segment} of {name} was truncated")
+            error = self.run(undone.explain, stream, {segment: end}) if row is None else None
+            raise error or TruncatedError(f"some of segment {segment} of {name} was truncated")
         return SegmentCursor(self, ref, segment, start, end, names, prefetch_bytes, keeps_schema=True, planned=found.extents), names
 
     def wait_for_more(self, cursors: Collection[SegmentCursor], seen: int, seconds: float) -> None:
@@ -215,6 +217,11 @@ class Engine:
             if found is None:
                 raise CorruptDataError(f"version {version} of the schema of stream {stream} is not in the catalog")
         return found
+
+    def schema_history(self, stream: int, version: int) -> list[pa.Schema]:
+        """The versions of a stream's schema up to this one, oldest first."""
+        found = self.run(streams.get_schemas, stream)
+        return [pa.ipc.read_schema(pa.py_buffer(found[number])) for number in sorted(found) if number <= version]
 
     def stream_ref(self, row: StreamRow) -> StreamRef:
         """A stream with its schema, as of its row."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import google_crc32c
 import pyarrow as pa
 
-from headwater.catalog import extents, segments, tags, tiers
+from headwater.catalog import extents, segments, tags, tiers, undone
 from headwater.catalog.extents import PARQUET, Extent
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, NotFoundError, TruncatedError
@@ -87,8 +88,9 @@ class SegmentCursor:
         self.end = end
         self._planned = start
         self._first = planned
-        #: A fork's events before this number lie in its parents' logs.
+        #: A fork's events before this number lie in its parents' logs; those from `_own_from` on are known to lie in its own.
         self._inherited_until = 0
+        self._own_from: float = inf
         self._news: str | None = None
         self._waiting: deque[Extent | RowGroups] = deque()
         self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]] | Later[Sequence[Any]]]] = deque()
@@ -195,6 +197,8 @@ class SegmentCursor:
             raise self._gone()
         if self._is_truncated(row):
             raise self._truncated(row)
+        if self.number > row.tail:
+            self._check_undone(self.number)
         at_tail = self.number >= row.tail
         epoch = row.made_epoch if row.sealed_epoch is None else row.sealed_epoch
         return SegmentState(at_tail, at_tail and not row.is_open, epoch)
@@ -219,13 +223,17 @@ class SegmentCursor:
                 self._explain_gap(extent)
             expected = extent.end
         self._planned = expected
-        self._inherited_until = max(self._inherited_until, found[-1].limit or 0)
+        until = found[-1].limit
+        if until is not None:
+            self._inherited_until = max(self._inherited_until, until)
+        else:
+            self._own_from = min(self._own_from, found[0].first)
         self._waiting.extend(found)
 
     def _plan_from(self, start: int, end: int, limit: int = PLAN_EXTENTS) -> Sequence[Extent]:
         if self._log is not None:
             return self._engine.run(tiers.plan_log, self._log, start, end, limit)
-        return self._engine.run(extents.plan_segment, self._stream.id, self.segment, start, end, limit)
+        return self._engine.run(extents.plan_segment, self._stream.id, self.segment, start, end, limit, start >= self._own_from)
 
     def _fill(self) -> bool:
         """Fetch ahead, then make the next items ready; False if there is nothing now. True without any: try again."""
@@ -343,6 +351,9 @@ class SegmentCursor:
             raise self._gone()
         if self._is_truncated(row):
             raise self._truncated(row)
+        needed = self.number if self.end is None else self.end
+        if needed > row.tail:
+            self._check_undone(needed)
         if extent is not None or (self.end is not None and row.tail >= self.end):
             raise CorruptDataError(
                 f"the catalog has no extent for event {self.number} of segment {self.segment} of {self._stream.name}",
@@ -354,8 +365,15 @@ class SegmentCursor:
         head = "all of it was" if row.dropped else f"its head is {row.head}"
         return TruncatedError(f"event {self.number} of segment {self.segment} of {self._stream.name} was truncated; {head}")
 
+    def _check_undone(self, number: int) -> None:
+        """RolledBackError if the stream was rolled back to before a number of the segment."""
+        error = self._engine.run(undone.explain, self._stream.id, {self.segment: number})
+        if error is not None:
+            raise error
+
     def _gone(self) -> HeadwaterError:
         """The error for a segment that has no row any more."""
+        self._check_undone(self.number)
         from_stream = self._engine.run(segments.list_segments, self._stream.id)
         if not from_stream:
             return NotFoundError(f"stream {self._stream.name} was deleted")

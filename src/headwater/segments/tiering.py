@@ -18,6 +18,7 @@ from headwater.catalog import tiers
 from headwater.catalog.extents import BLOCK, PARQUET, RAW
 from headwater.catalog.tiers import Backlog, NewExtent, Piece
 from headwater.errors import ConditionFailedError, CorruptDataError
+from headwater.model.fieldids import assign
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
 from headwater.segments.batches import Columns
@@ -186,8 +187,9 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
                 raise ConditionFailedError("the schema changed while a chunk was written")
             yield batch.to_arrow(columns)
 
+    ids = assign(engine.schema_history(stream.id, stream.schema_version))
     group_bytes = JOURNAL_GROUP_BYTES if stream.kind == "journal" else ROW_GROUP_BYTES
-    written = partial(write_chunk, schema=stream.schema, version=stream.schema_version, batches=batches(), group_bytes=group_bytes)
+    written = partial(write_chunk, schema=stream.schema, version=stream.schema_version, batches=batches(), ids=ids, group_bytes=group_bytes)
     engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from headwater.catalog import extents, looks, segments, streams, tags
+from headwater.catalog import extents, looks, segments, streams, tags, undone
 from headwater.catalog.database import Tx
 from headwater.catalog.extents import InChunk
 from headwater.catalog.operations import Right, operation
@@ -161,7 +161,7 @@ def open_ranges(engine: Engine, stream: StreamRef, start: Place) -> list[Range]:
 def find_open_ranges(tx: Tx, store_id: str, stream: int, start: Place) -> list[Range]:
     """What lies past a place, which is not a time, with every segment that may still grow."""
     ref, rows = _look_at(tx, stream)
-    return _between(store_id, ref, rows, _resolve(store_id, ref, rows, start, "head"), None)
+    return _between(store_id, ref, rows, _resolve(tx, store_id, ref, rows, start, "head"), None)
 
 
 def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
@@ -175,7 +175,7 @@ def numbers(engine: Engine, stream: StreamRef, place: Place) -> dict[int, int]:
 def numbers_in(tx: Tx, store_id: str, stream: int, place: Place) -> dict[int, int]:
     """A place, which is not a time, as event numbers by segment. TruncatedError if it lies before the head."""
     ref, rows = _look_at(tx, stream)
-    found = _resolve(store_id, ref, rows, place, "head")
+    found = _resolve(tx, store_id, ref, rows, place, "head")
     _between(store_id, ref, rows, found, None)
     return found
 
@@ -183,7 +183,7 @@ def numbers_in(tx: Tx, store_id: str, stream: int, place: Place) -> dict[int, in
 def readable_numbers(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> dict[int, int]:
     """A cut's numbers for a stream. TruncatedError if the cut lies before the head."""
     _, rows = _look_at(tx, stream.id)
-    found = cut_numbers(store_id, stream, rows, cut)
+    found = resolve_cut(tx, store_id, stream, rows, cut)
     _between(store_id, stream, rows, found, None)
     return found
 
@@ -192,7 +192,7 @@ def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[
     """What lies before a cut, and the head."""
     _, rows = _look_at(tx, stream.id)
     first = _head(rows)
-    return _between(store_id, stream, rows, first, cut_numbers(store_id, stream, rows, cut)), first
+    return _between(store_id, stream, rows, first, resolve_cut(tx, store_id, stream, rows, cut)), first
 
 
 def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut | None, end: Cut) -> list[Range]:
@@ -241,7 +241,7 @@ def _tail(rows: list[SegmentRow]) -> dict[int, int]:
     return {span.number: span.tail for span in last_spans(row.span for row in rows)}
 
 
-def _resolve(store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
+def _resolve(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
     if place is None:
         place = default
     if isinstance(place, str) and place == "head":
@@ -249,8 +249,34 @@ def _resolve(store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Pl
     if isinstance(place, str) and place == "tail":
         return _tail(rows)
     if isinstance(place, Cut):
-        return cut_numbers(store_id, stream, rows, place)
+        return resolve_cut(tx, store_id, stream, rows, place)
     raise InvalidRequestError(f"a place in a stream is a Cut, 'head', 'tail' or a datetime, not {shown(place)}")
+
+
+def resolve_cut(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> dict[int, int]:
+    """A cut's numbers for a stream. RolledBackError if the cut is past a place that the stream was rolled back to."""
+    check_cut(cut)
+    part = cut.streams.get(stream.name)
+    if part is not None and part.id == stream.id and cut.store == store_id:
+        by_number = {row.number: row for row in rows}
+        # Only a place that looks wrong is looked up.
+        if undone.is_suspect(by_number, part.segments):
+            error = undone.find_error(tx, stream.id, part.segments, rows)
+            if error is not None:
+                raise error
+    return cut_numbers(store_id, stream, rows, cut)
+
+
+@operation("read", right=Right("read", "stream"))
+def find_cut(tx: Tx, store_id: str, stream: int, cut: Cut) -> dict[int, int]:
+    """A cut's numbers for a stream; some of them may lie before the head."""
+    ref, rows = _look_at(tx, stream)
+    return resolve_cut(tx, store_id, ref, rows, cut)
+
+
+def check_readable(store_id: str, stream: StreamRef, rows: list[SegmentRow], numbers: dict[int, int]) -> None:
+    """TruncatedError if a place lies before the head."""
+    _between(store_id, stream, rows, numbers, None)
 
 
 def check_cut(cut: Any) -> None:
@@ -300,10 +326,10 @@ def _ranges(
     *,
     may_be_tagged: bool,
 ) -> list[Range]:
-    upper = _resolve(store_id, stream, rows, end, "tail")
+    upper = _resolve(tx, store_id, stream, rows, end, "tail")
     lower = _tagged_head(tx, stream, upper) if may_be_tagged and (start is None or (isinstance(start, str) and start == "head")) else None
     if lower is None:
-        lower = _resolve(store_id, stream, rows, start, "head")
+        lower = _resolve(tx, store_id, stream, rows, start, "head")
     try:
         return _between(store_id, stream, rows, lower, upper)
     except TruncatedError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.catalog import journals, rebuilds, segments, streams, tags
+from headwater.catalog import journals, rebuilds, streams, tags, views
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import operation
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
@@ -42,7 +42,7 @@ def fork_stream(tx: Tx, store_id: str, stream: int, name: StreamName, place: Pla
     row = streams.copy_stream(tx, stream, name)
     if row is None:
         raise AlreadyExistsError(f"stream {name} exists")
-    segments.copy_segments(tx, stream, row.id, numbers)
+    views.copy_segments(tx, stream, row.id, numbers)
     if row.kind == "journal":
         journals.insert_journal(tx, row.id)
         rebuilds.begin_fork(tx, stream, row.id)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Self
 
-from headwater.catalog import segments, streams, tags
+from headwater.catalog import segments, streams, tags, undone
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
@@ -210,6 +210,8 @@ def _follow(
     engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, reading: set[SegmentCursor], hold: _Hold
 ) -> Iterator[Batch | None]:
     news: list[SegmentCursor] = []
+    #: How far each segment was read that is finished.
+    finished: dict[int, int] = {}
     while True:
         seen = engine.changes.version()
         for item in lineage.take_ready():
@@ -237,6 +239,14 @@ def _follow(
         progressed = False
         for cursor in list(reading):
             row = rows.get(cursor.segment)
+            if row is None or cursor.number > row.tail:
+                read = {**finished, **({cursor.segment: cursor.number} if cursor.number else {})}
+                if _is_rolled_back(engine, stream, cursor.segment, read):
+                    # Nothing of it was read, nor anything else past the cut: others take its place.
+                    reading.remove(cursor)
+                    lineage.finish(cursor.segment)
+                    progressed = True
+                    continue
             if not cursor.is_done and (row is None or cursor.number < row.head):
                 # If the segment is gone, nobody knows whether we had read all of it: going on quietly might skip events.
                 raise with_head(engine, stream, TruncatedError(f"segment {cursor.segment} of {stream.name} was truncated"))
@@ -244,8 +254,11 @@ def _follow(
                 progressed = True
                 reading.remove(cursor)
                 lineage.finish(cursor.segment)
+                finished[cursor.segment] = cursor.number
         for number in range(newest + 1, max(rows) + 1):
             row = rows.get(number)
+            if row is None and _is_rolled_back(engine, stream, number, {}):
+                continue
             if row is None or row.head:
                 raise with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
             progressed = True
@@ -256,6 +269,15 @@ def _follow(
         if not progressed:
             engine.wait_for_more(reading, seen, _LONGEST_WAIT_SECONDS)
             yield None
+
+
+def _is_rolled_back(engine: Engine, stream: StreamRef, segment: int, read: dict[int, int]) -> bool:
+    """Whether a roll-back took a segment away. RolledBackError if something of what was read is undone."""
+    if read:
+        error = engine.run(undone.explain, stream.id, read)
+        if error is not None:
+            raise error
+    return segment in engine.run(undone.list_gone, stream.id)
 
 
 def _unread(engine: Engine, stream: StreamRef, reading: Iterable[SegmentCursor], lineage: Lineage) -> list[tuple[int, int, int]]:

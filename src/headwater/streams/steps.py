@@ -184,8 +184,8 @@ def _walk(
     skip_truncated: bool,
     piece_bytes: int,
 ) -> _Walk:
-    lower = cuts.cut_numbers(store_id, stream, rows, start)
-    upper = cuts.cut_numbers(store_id, stream, rows, end) if end is not None else None
+    lower = cuts.resolve_cut(tx, store_id, stream, rows, start)
+    upper = cuts.resolve_cut(tx, store_id, stream, rows, end) if end is not None else None
     is_held = False
     if _is_truncated(rows, lower):
         # Tags and holds may keep what was truncated. Then it is not skipped either: who reads this step is given it.

@@ -11,7 +11,7 @@ from headwater.model.segmentmap import SegmentMap
 from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
-from headwater.streams.cuts import cut_numbers
+from headwater.streams.cuts import resolve_cut
 from headwater.streams.lifecycle import bare_ref
 
 
@@ -48,7 +48,7 @@ def truncate_locked(tx: Tx, store_id: str, row: streams.StreamRow, cut: Cut, *, 
     """
     listed, floors = tx.run_all([segments.listed(row.id), keeps.floors_of(row.id)])
     rows = [segments.to_row(found) for found in listed]
-    numbers = cut_numbers(store_id, bare_ref(row), rows, cut)
+    numbers = resolve_cut(tx, store_id, bare_ref(row), rows, cut)
     stream_map = SegmentMap(rows)
     # Segments of the cut that are gone lie before the head already.
     numbers = {segment: number for segment, number in numbers.items() if segment in stream_map.segments}
