@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 import uuid
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,11 +15,7 @@ from headwater.journals.hidden import HiddenEvents
 from headwater.model.positions import Position
 from headwater.model.records import Recorded
 from headwater.runtime.clock import to_datetime
-from headwater.segments.batches import indices
-from headwater.segments.fetching import Fetched
-
-#: Of so few events it's faster to look at each.
-_FEW_ROWS = 8
+from headwater.segments.fetching import Fetched, indices
 
 
 class Wanted(NamedTuple):
@@ -32,30 +27,24 @@ class Wanted(NamedTuple):
 
     def places(self, columns: pa.RecordBatch) -> list[int]:
         """The places of these events among some."""
-        if columns.num_rows <= _FEW_ROWS:
-            return [place for place in range(columns.num_rows) if self._takes(columns, place)]
-        found: list[set[int]] = []
-        for name, word in (("id", self.id), ("type", self.type)):
-            if word is not None:
-                found.append(set(pc.indices_nonzero(pc.equal(columns.column(name), _scalar(word))).to_pylist()))
+        found: list[list[int]] = [
+            pc.indices_nonzero(pc.equal(columns.column(name), _scalar(word))).to_pylist()
+            for name, word in (("id", self.id), ("type", self.type))
+            if word is not None
+        ]
         if self.tag is not None:
             tags = columns.column("tags")
-            found.append(set(pc.list_parent_indices(tags).filter(pc.equal(tags.flatten(), _scalar(self.tag))).to_pylist()))
-        return sorted(set.intersection(*found)) if found else list(range(columns.num_rows))
-
-    def _takes(self, columns: pa.RecordBatch, place: int) -> bool:
-        return (
-            (self.id is None or columns.column("id")[place].as_py() == self.id)
-            and (self.type is None or columns.column("type")[place].as_py() == self.type)
-            and (self.tag is None or self.tag in columns.column("tags")[place].as_py())
-        )
+            # An event has a tag once.
+            found.append(pc.list_parent_indices(tags).filter(pc.equal(tags.flatten(), _scalar(self.tag))).to_pylist())
+        if len(found) == 1:
+            return found[0]
+        return sorted(set.intersection(*map(set, found))) if found else list(range(columns.num_rows))
 
 
-@lru_cache(maxsize=256)
 def _scalar(word: str) -> pa.Scalar:
-    # Out of a column: to make one of a Python value, Arrow imports pandas, which takes longer than a query.
+    """A text for Arrow to compare with, without `pa.scalar`: that imports pandas, as `pa.array` does."""
     data = word.encode()
-    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(struct.pack("<2i", 0, len(data))), pa.py_buffer(data)])[0]
+    return pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data))[0]
 
 
 def without_hidden(columns: pa.RecordBatch, hidden: HiddenEvents) -> pa.RecordBatch:
@@ -63,7 +52,7 @@ def without_hidden(columns: pa.RecordBatch, hidden: HiddenEvents) -> pa.RecordBa
     if not hidden:
         return columns
     rows = zip(columns.column("id").to_pylist(), columns.column("sequence").to_pylist(), strict=True)
-    return columns.filter(pa.array([sequence >= hidden.low(id) for id, sequence in rows], pa.bool_()))
+    return columns.take(indices([place for place, (id, sequence) in enumerate(rows) if sequence >= hidden.low(id)]))
 
 
 def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted | None = None) -> Iterator[Recorded]:

@@ -145,11 +145,6 @@ def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> 
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def indices(places: Sequence[int]) -> pa.Array:
-    """Places as Arrow takes them. Unlike `pa.array`, this does not import pandas, which takes longer than a read."""
-    return _numbers(np.array(places, dtype=np.int64), pa.int64())
-
-
 def _repeated(value: int | str, count: int) -> pa.Array:
     return pa.repeat(value, count) if isinstance(value, str) else _numbers(np.full(count, value, dtype=np.int64), pa.int64())
 

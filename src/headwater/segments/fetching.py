@@ -15,7 +15,7 @@ from headwater.errors import CorruptDataError
 from headwater.model.numbers import Numbers
 from headwater.model.schemas import upgrade
 from headwater.runtime.workers import Task
-from headwater.segments.batches import Batch, indices
+from headwater.segments.batches import Batch
 from headwater.segments.block import Chunk, decode, verify
 from headwater.segments.lanes import StreamRef
 
@@ -205,6 +205,14 @@ def _take(chunk: Chunk, places: list[int]) -> pa.RecordBatch:
     if len(places) == places[-1] - places[0] + 1:
         return chunk.columns.slice(places[0], len(places))
     return chunk.columns.take(indices(places))
+
+
+def indices(places: list[int]) -> pa.Array:
+    """Places for Arrow's `take`.
+
+    `pa.array` imports pandas, where it is installed, to ask whether a list is of pandas: that is most of the first read's time.
+    """
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.array(places, dtype=np.int64))])
 
 
 def _runs(segment: int, numbers: list[int]) -> Iterator[Numbers]:
