@@ -273,6 +273,18 @@ def test_the_commands_for_streams_read_a_journal_and_refuse_to_write_it(url: str
     assert runner.invoke(main, ["delete", NAME, "--seal", "--yes"]).exit_code == 0
 
 
+def test_a_journal_is_truncated_only_by_force(url: str) -> None:
+    runner = CliRunner(env={"HEADWATER_STORE": url, "HEADWATER_CATALOG": None})
+    refused = runner.invoke(main, ["truncate", NAME, "--at", "tail", "--yes"])
+    assert refused.exit_code == 1 and "force" in refused.stderr and refused.stderr.count("\n") == 1
+    assert "5 events of shop/orders deleted, 0 events left" in runner.invoke(main, ["truncate", NAME, "--at", "tail", "--force"]).stdout
+    described = json.loads(runner.invoke(main, ["describe", NAME, "--json"]).stdout)
+    assert described["events"] == 0 and described["index"] in ("building", "ready")
+    assert runner.invoke(main, ["upkeep", "--once"]).exit_code == 0
+    described = json.loads(runner.invoke(main, ["describe", NAME, "--json"]).stdout)
+    assert described["index"] == "ready"
+
+
 @contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     # Unbuffered, Python takes a write that ended early for a whole one, and doesn't see that the pipe was closed.

@@ -112,6 +112,9 @@ class DatabaseRunner:
         return result
 
 
+_TWO_STATEMENTS = "a second statement might see another state: declare the operation as a read"
+
+
 class _OneStatement:
     """For an operation that asks once: no transaction around it, which saves a round trip on PostgreSQL."""
 
@@ -120,7 +123,9 @@ class _OneStatement:
         self._is_used = False
 
     def run(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        self._use()
+        # As `_use`, without the call: this is on the way of every read.
+        assert not self._is_used, _TWO_STATEMENTS
+        self._is_used = True
         return self._database.query(sql, values)
 
     def run_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
@@ -131,5 +136,5 @@ class _OneStatement:
         raise AssertionError("an operation that changes something is declared as a commit")
 
     def _use(self) -> None:
-        assert not self._is_used, "a second statement might see another state: declare the operation as a read"
+        assert not self._is_used, _TWO_STATEMENTS
         self._is_used = True

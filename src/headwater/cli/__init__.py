@@ -32,6 +32,7 @@ COMMANDS = {
     "groups": ("headwater.cli.coordinate", "Show reader groups, their lag, and who reads what."),
     "transactions": ("headwater.cli.coordinate", "Show transactions, open and ended."),
     "ingest": ("headwater.cli.ingest", "Store the rows of files in a stream, each once."),
+    "pipeline": ("headwater.cli.pipeline", "Run the Spark pipelines of a Python file, with savepoints."),
     "upkeep": ("headwater.cli.maintain", "Do the store's housekeeping, once or until Ctrl-C."),
     "check": ("headwater.cli.maintain", "Verify every block and row of a store."),
     "operations": ("headwater.cli.operations", "List the operations on a catalog, and the right that each needs."),

@@ -121,9 +121,10 @@ def _show_segments(target: Target, stream: hw.Stream, made: list[hw.Segment], wh
 @click.command("truncate")
 @click.argument("name")
 @click.option("--at", "place", type=parse_place, metavar=PLACE, required=True, help="Everything before this place goes.")
+@click.option("--force", is_flag=True, help="A journal needs it: its entities lose events, and upkeep rebuilds its index.")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
 @with_store
-def truncate_command(target: Target, name: str, place: hw.Cut | datetime | str, yes: bool) -> None:
+def truncate_command(target: Target, name: str, place: hw.Cut | datetime | str, force: bool, yes: bool) -> None:
     """Delete what lies before a place, for good."""
     with target.open() as store:
         stream = store.stream(name)
@@ -132,7 +133,7 @@ def truncate_command(target: Target, name: str, place: hw.Cut | datetime | str, 
         cut = {"head": stream.head, "tail": stream.tail}[place]() if isinstance(place, str) else place
         before = stream_contents(stream).events
         confirm(f"Delete for good what lies before {cut} in {name}?", yes)
-        stream.truncate(cut)
+        stream.truncate(cut, force=force)
         after = stream_contents(stream)
         if target.json:
             emit({"name": name, "head": str(stream.head()), "events": after.events})

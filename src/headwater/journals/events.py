@@ -15,7 +15,7 @@ from headwater.journals.hidden import HiddenEvents
 from headwater.model.positions import Position
 from headwater.model.records import Recorded
 from headwater.runtime.clock import to_datetime
-from headwater.segments.fetching import Fetched
+from headwater.segments.fetching import Fetched, indices
 
 
 class Wanted(NamedTuple):
@@ -27,17 +27,24 @@ class Wanted(NamedTuple):
 
     def places(self, columns: pa.RecordBatch) -> list[int]:
         """The places of these events among some."""
-        mask = np.ones(columns.num_rows, dtype=bool)
-        for name, word in (("id", self.id), ("type", self.type)):
-            if word is not None:
-                mask &= pc.equal(columns.column(name), word).to_numpy(zero_copy_only=False)
+        found: list[list[int]] = [
+            pc.indices_nonzero(pc.equal(columns.column(name), _scalar(word))).to_pylist()
+            for name, word in (("id", self.id), ("type", self.type))
+            if word is not None
+        ]
         if self.tag is not None:
             tags = columns.column("tags")
-            hits = pc.equal(tags.flatten(), self.tag).to_numpy(zero_copy_only=False)
-            has = np.zeros(columns.num_rows, dtype=bool)
-            has[pc.list_parent_indices(tags).to_numpy(zero_copy_only=False)[hits]] = True
-            mask &= has
-        return np.flatnonzero(mask).tolist()
+            # An event has a tag once.
+            found.append(pc.list_parent_indices(tags).filter(pc.equal(tags.flatten(), _scalar(self.tag))).to_pylist())
+        if len(found) == 1:
+            return found[0]
+        return sorted(set.intersection(*map(set, found))) if found else list(range(columns.num_rows))
+
+
+def _scalar(word: str) -> pa.Scalar:
+    """A text for Arrow to compare with, without `pa.scalar`: that imports pandas, as `pa.array` does."""
+    data = word.encode()
+    return pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data))[0]
 
 
 def without_hidden(columns: pa.RecordBatch, hidden: HiddenEvents) -> pa.RecordBatch:
@@ -45,7 +52,7 @@ def without_hidden(columns: pa.RecordBatch, hidden: HiddenEvents) -> pa.RecordBa
     if not hidden:
         return columns
     rows = zip(columns.column("id").to_pylist(), columns.column("sequence").to_pylist(), strict=True)
-    return columns.filter(pa.array([sequence >= hidden.low(id) for id, sequence in rows], pa.bool_()))
+    return columns.take(indices([place for place, (id, sequence) in enumerate(rows) if sequence >= hidden.low(id)]))
 
 
 def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted | None = None) -> Iterator[Recorded]:
@@ -56,7 +63,7 @@ def recorded(found: Fetched, hidden: HiddenEvents | None = None, wanted: Wanted 
         if not places:
             return
         if len(places) < columns.num_rows:
-            columns = columns.take(pa.array(places))
+            columns = columns.take(indices(places))
             numbers, appended = [numbers[place] for place in places], [appended[place] for place in places]
     rows = zip(*(columns.column(index).to_pylist() for index in range(8)), numbers, appended, strict=True)
     for id, sequence, type, version, data, tags, meta, event_id, number, at in rows:

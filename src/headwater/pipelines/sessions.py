@@ -27,7 +27,10 @@ def take_session(pipeline: str, given: SparkSession | None) -> SparkSession:
     """The session given, else the active one, else a new one. InvalidRequestError if it keeps state in another way."""
     found = given or SparkSession.getActiveSession()
     if found is None:
-        return session(f"headwater {pipeline}", **{name.replace(".", "__"): text for name, text in SETTINGS.items()})
+        found = session(f"headwater {pipeline}", **{name.replace(".", "__"): text for name, text in SETTINGS.items()})
+        # Queries that fail are told by the pipeline, once.
+        found.sparkContext.setLogLevel("ERROR")
+        return found
     check_session(pipeline, found)
     _activate(found)
     return register(found)

@@ -78,7 +78,8 @@ class Engine:
 
     def run(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a declared operation on the catalog: the one way in which clients and upkeep ask it for anything."""
-        self._check_open()
+        if self.is_closed:
+            self._check_open()
         if self._ended_holds and operation.how == "commit":
             self.release_ended()
         return self.runner.run(operation, *args, **kwargs)

@@ -188,7 +188,7 @@ class _Window:
             chunk, times = file.read(self._engine.storage, group.places, None)
             parts.append(_take(chunk, mine))
             assert times is not None, "all columns were asked for"
-            appended += times.cast(pa.int64()).take(pa.array(mine)).to_pylist()
+            appended += times.cast(pa.int64()).take(indices(mine)).to_pylist()
         columns = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
         return Fetched(source.segment, source.numbers, columns, appended)
 
@@ -204,7 +204,15 @@ class _Moved(Exception):
 def _take(chunk: Chunk, places: list[int]) -> pa.RecordBatch:
     if len(places) == places[-1] - places[0] + 1:
         return chunk.columns.slice(places[0], len(places))
-    return chunk.columns.take(pa.array(places))
+    return chunk.columns.take(indices(places))
+
+
+def indices(places: list[int]) -> pa.Array:
+    """Places for Arrow's `take`.
+
+    `pa.array` imports pandas, where it is installed, to ask whether a list is of pandas: that is most of the first read's time.
+    """
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.array(places, dtype=np.int64))])
 
 
 def _runs(segment: int, numbers: list[int]) -> Iterator[Numbers]:

@@ -228,7 +228,7 @@ class Flusher:
                 return False
             self._storer.prepare(flush)
             answers = self._storer.commit(flush)
-            if all(answer.is_placed for answer in answers):
+            if all(answer.placements for answer in answers):
                 self._complete(flush, answers)
                 self._stored_here = time.monotonic()
             return run.ended

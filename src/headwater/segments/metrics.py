@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from time import perf_counter
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from headwater.catalog.operations import Operation, Runner
@@ -36,29 +36,30 @@ class Metered:
     def _begin(self) -> None:
         # Reentrant, because a signal's handler may run an operation while this thread counts another one.
         self._lock = threading.RLock()
-        self._operations: dict[str, OperationMetrics] = {}
+        #: [calls, failures, seconds] by name.
+        self._operations: dict[str, list[float]] = {}
 
     def after_fork(self) -> None:
         self._begin()
 
     def run(self, operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        began = time.perf_counter()
+        began = perf_counter()
         failures = 1
         try:
             result = self._runner.run(operation, *args, **kwargs)
             failures = 0
             return result
         finally:
-            self._count(operation.name, failures, time.perf_counter() - began)
-
-    def _count(self, name: str, failures: int, seconds: float) -> None:
-        with self._lock:
-            before = self._operations.get(name, _NONE)
-            self._operations[name] = OperationMetrics(before.calls + 1, before.failures + failures, before.seconds + seconds)
+            seconds = perf_counter() - began
+            with self._lock:
+                counts = self._operations.get(operation.name)
+                if counts is None:
+                    counts = self._operations[operation.name] = [0, 0, 0.0]
+                counts[0] += 1
+                counts[1] += failures
+                counts[2] += seconds
 
     def values(self) -> Metrics:
         with self._lock:
-            return Metrics(dict(self._operations))
-
-
-_NONE = OperationMetrics(0, 0, 0.0)
+            found = {name: (int(calls), int(failures), seconds) for name, (calls, failures, seconds) in self._operations.items()}
+        return Metrics({name: OperationMetrics(*counts) for name, counts in found.items()})

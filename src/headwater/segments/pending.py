@@ -177,7 +177,10 @@ class PendingPart:
     @property
     def error(self) -> BaseException | None:
         """Why it can't be stored."""
-        return next((piece.error for piece in self.pieces if piece.error is not None), self.routing_error)
+        for piece in self.pieces:
+            if piece.error is not None:
+                return piece.error
+        return self.routing_error
 
 
 class PendingFlush:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import google_crc32c
@@ -87,8 +88,9 @@ class SegmentCursor:
         self.end = end
         self._planned = start
         self._first = planned
-        #: A fork's events before this number lie in its parents' logs.
+        #: A fork's events before this number lie in its parents' logs; those from `_own_from` on are known to lie in its own.
         self._inherited_until = 0
+        self._own_from: float = inf
         self._news: str | None = None
         self._waiting: deque[Extent | RowGroups] = deque()
         self._fetching: deque[tuple[Sequence[Extent | RowGroups], Task[Sequence[Any]] | Later[Sequence[Any]]]] = deque()
@@ -221,13 +223,17 @@ class SegmentCursor:
                 self._explain_gap(extent)
             expected = extent.end
         self._planned = expected
-        self._inherited_until = max(self._inherited_until, found[-1].limit or 0)
+        until = found[-1].limit
+        if until is not None:
+            self._inherited_until = max(self._inherited_until, until)
+        else:
+            self._own_from = min(self._own_from, found[0].first)
         self._waiting.extend(found)
 
     def _plan_from(self, start: int, end: int, limit: int = PLAN_EXTENTS) -> Sequence[Extent]:
         if self._log is not None:
             return self._engine.run(tiers.plan_log, self._log, start, end, limit)
-        return self._engine.run(extents.plan_segment, self._stream.id, self.segment, start, end, limit)
+        return self._engine.run(extents.plan_segment, self._stream.id, self.segment, start, end, limit, start >= self._own_from)
 
     def _fill(self) -> bool:
         """Fetch ahead, then make the next items ready; False if there is nothing now. True without any: try again."""

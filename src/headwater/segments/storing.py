@@ -15,10 +15,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from headwater.catalog import sessions
-from headwater.catalog.parts import SEALED, PartResult, Refused
+from headwater.catalog.parts import SEALED, Refused, Stored
 from headwater.errors import AlreadyExistsError, FencedError, UnavailableError
 from headwater.model.limits import SESSION_SECONDS
 from headwater.runtime import failpoints
+from headwater.runtime.workers import Task
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import Lane, Placement, Run
 from headwater.segments.pending import PendingFlush, PendingPart, Piece, Session
@@ -26,16 +27,15 @@ from headwater.segments.routing import Router
 
 
 class Answer(NamedTuple):
-    """What became of a part of a flush: runs with the place that they share, or a refusal of the catalog, or an error before it."""
+    """What became of a part of a flush: its runs with the place that they share; or why there is none.
+
+    `refused` is a refusal of the catalog, `error` what failed before that.
+    """
 
     part: PendingPart
     placements: list[tuple[list[Run], Placement]]
     refused: Refused | None = None
     error: BaseException | None = None
-
-    @property
-    def is_placed(self) -> bool:
-        return self.refused is None and self.error is None
 
 
 class Storer:
@@ -90,7 +90,7 @@ class Storer:
             self._begin_storing(flush)
         if flush.catalog_flush is not None:
             return True
-        if not flush.is_ready or not self._check_stored(flush):
+        if flush.task is not None and not (flush.task.done and self._check_stored(flush.task)):
             return False
         if flush.parts and not flush.failed_parts:
             while len(self.under_way) > 1 and self.under_way[1].is_stored:
@@ -124,20 +124,15 @@ class Storer:
             self.session.last_flush = flush.catalog_flush.number
             self.session.renewed = time.monotonic()
         failpoints.reach("append.committed")
-        return [self._answer(part, result) for part, result in zip(flush.parts, results, strict=True)]
-
-    def _answer(self, part: PendingPart, result: PartResult) -> Answer:
-        if isinstance(result, Refused):
+        answers = []
+        for part, result in zip(flush.parts, results, strict=True):
+            if isinstance(result, Stored):
+                answers.append(Answer(part, _placements(part, result)))
+                continue
             if result.reason == SEALED:
                 self.router.forget(part.lane.stream)
-            return Answer(part, [], refused=result)
-        firsts = iter(result.firsts)
-        placements = []
-        for piece in part.pieces:
-            segments = tuple([segment for segment, _ in piece.encode()])
-            placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, result.appended_at, result.answer)
-            placements.append((piece.runs, placement))
-        return Answer(part, placements)
+            answers.append(Answer(part, [], refused=result))
+        return answers
 
     def done(self, flush: PendingFlush) -> None:
         """Drop a committed flush, and tell followers of it."""
@@ -184,12 +179,10 @@ class Storer:
         flush.begun = True
         flush.task = self._engine.workers.submit(lambda: flush.store(session, index), self._when_stored)
 
-    def _check_stored(self, flush: PendingFlush) -> bool:
+    def _check_stored(self, task: Task[None]) -> bool:
         """Raise what kept a flush from being stored; False if it has to be stored as another session."""
-        if flush.task is None:
-            return True
         try:
-            flush.task.result()
+            task.result()
         except UnavailableError:
             # Stored anew when it is tried again, and not before: a flush after room was made must not hear of an older attempt.
             # Those behind it too, so that what is committed later is stored later.
@@ -262,3 +255,13 @@ class Storer:
             flush.begun = False
         for flush in self.under_way:
             self._begin_storing(flush)
+
+
+def _placements(part: PendingPart, stored: Stored) -> list[tuple[list[Run], Placement]]:
+    firsts = iter(stored.firsts)
+    found = []
+    for piece in part.pieces:
+        segments = tuple([segment for segment, _ in piece.encode()])
+        placement = Placement(segments, tuple(islice(firsts, len(segments))), piece.which, stored.appended_at, stored.answer)
+        found.append((piece.runs, placement))
+    return found
