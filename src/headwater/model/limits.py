@@ -108,5 +108,7 @@ MATCHES: Final = 16
 SNAPSHOT_BYTES: Final = 1 * MIB
 #: Rows or events of a journal that a rebuild of its index takes under one lock.
 REBUILD_ROWS: Final = 500
-#: A persist whose entity, or whose condition, changes all the time is tried this often.
+#: A persist whose condition may be hit by ever new events is tried this often.
 PERSIST_ROUNDS: Final = 20
+#: One that expects no sequence is tried this often: each time it loses, another persist of the entity succeeded.
+RACE_ROUNDS: Final = 1000
