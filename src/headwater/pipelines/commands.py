@@ -97,6 +97,8 @@ def complete_restore(tenure: Tenure, store: Store) -> None:
         if rolls_back and found["number"] > record["number"] and found["state"] == savepoints.COMPLETE
     }
     made: list[tuple[str, int]] = []
+    # They are at the version of the last run.
+    tenure.claim()
     try:
         for other in later:
             # What they keep lies past the cut, and would refuse the roll-back.
