@@ -232,7 +232,7 @@ def test_a_restore_rolls_all_outputs_back_and_what_came_after_the_savepoint_is_p
     assert [savepoint.state for savepoint in pipeline.savepoints()] == ["complete", "abandoned"]
     with pytest.raises(hw.RolledBackError) as told:
         list(shop.store.stream(PER_MINUTE).read(later))
-    assert told.value.cut == shop.store.stream(PER_MINUTE).tail()
+    assert told.value.cut is not None and not shop.store.stream(PER_MINUTE).ranges(told.value.cut)
     kept = [name for name in shop.store.streams() if name.startswith(f"{PER_MINUTE}.undone-")]
     assert len(kept) == 1 and len(shop.windows(kept[0])) > len(then[1])
     with pytest.raises(hw.ConflictError, match="the savepoint 'late' was abandoned"):
