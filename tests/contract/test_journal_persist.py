@@ -109,6 +109,42 @@ def test_one_entitys_conflict_does_not_touch_its_neighbours_in_a_flush(j: hw.Jou
     assert len(list(j.ids("free-"))) == 20 and sequences(j, "taken") == [1]
 
 
+def test_an_entity_that_all_persist_at_once_takes_all_of_it(store: hw.Store, j: hw.Journal, place: Any) -> None:
+    """Without an expected sequence nobody is refused, however often others are quicker."""
+
+    def work(number: int) -> None:
+        with place.open() as other:
+            journal = other.journal(NAME)
+            for turn in range(2):
+                for ack in [journal.persist_async("hot", record(data=[number, turn, place])) for place in range(10)]:
+                    ack.result()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert sequences(j, "hot") == list(range(1, 161))
+
+
+def test_acks_without_waiting_keep_their_order_while_others_persist_the_same_entity(j: hw.Journal, place: Any) -> None:
+    over = threading.Event()
+
+    def disturb() -> None:
+        with place.open() as other:
+            while not over.is_set():
+                other.journal(NAME).persist("same", record("theirs"))
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(disturb)
+        try:
+            for turn in range(10):
+                for ack in [j.persist_async("same", record("mine", [turn, place])) for place in range(10)]:
+                    ack.result()
+        finally:
+            over.set()
+        done.result()
+    mine = [event.data for event in j.replay("same") if event.type == "mine"]
+    assert mine == [[turn, place] for turn in range(10) for place in range(10)]
+
+
 def test_a_process_that_knows_an_old_head_persists_all_the_same(store: hw.Store, place: Any) -> None:
     j = store.journal(NAME)
     j.persist("a", record())

@@ -114,7 +114,7 @@ def test_a_change_in_the_midst_of_another_one_of_the_same_thread_is_refused_and_
         with interrupting(put):
             stream.split(0)
         put()
-        assert len(refused) > 3 and all("in the midst of another" in text for text in refused)
+        assert len(refused) > 3 and all("in the middle of another" in text for text in refused)
         assert values(stream) == [b"0", b"1", b"2"] and len(stream.segments()) == 2
         assert [position.number for position in acked] == [0, 1, 2] and table.get("k") is not None
 

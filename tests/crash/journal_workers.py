@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -265,3 +266,14 @@ def _delete_some(channel: Connection, journal: hw.Journal, rng: random.Random, l
     gone = f"a{life}"
     journal.delete(gone)
     channel.send(("deleted", gone, journal.head(gone).sequence + 1))
+
+
+def persist_until_killed(channel: Connection, place: Place, spec: str, life: int) -> None:
+    """Persist one event after the other, most with the tag "eu"; tells each one's id when it is acked."""
+    with place.open() as store:
+        journal = store.journal(NAME)
+        failpoints.arm(spec)
+        for number in itertools.count():
+            event = record([life, number], *["eu"] * (number % 4 != 3))
+            journal.persist(f"e{number % 5}", event)
+            channel.send(str(event.event_id))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -15,7 +15,7 @@ from headwater.journals.events import Wanted
 from headwater.journals.queries import Query
 from headwater.model.arguments import check_seconds
 from headwater.model.cuts import Cut, StreamCut
-from headwater.model.limits import PERSIST_ROUNDS
+from headwater.model.limits import PERSIST_ROUNDS, RACE_ROUNDS
 from headwater.model.matches import EXISTS, Expected, Match
 from headwater.model.records import Recorded, Row, columns_of, row_bytes, values_of
 from headwater.runtime import failpoints
@@ -151,7 +151,9 @@ class Persist:
         "_id",
         "_ids",
         "_journal",
+        "_left",
         "_lock",
+        "_races",
         "_rounds",
         "_rows",
         "_run",
@@ -166,8 +168,11 @@ class Persist:
         self._expected = expected
         self._condition = condition
         self._lock = threading.Lock()
+        self._races = 0
         self._rounds = 0
         self._sequence = 0
+        #: Where the entity is after it.
+        self._left = Known(0, "")
         self._run: Run | None = None
         self._answer: Persisted | None = None
         self._error: HeadwaterError | None = None
@@ -198,6 +203,10 @@ class Persist:
         return self._answer
 
     @property
+    def id(self) -> str:
+        return self._id
+
+    @property
     def is_decided(self) -> bool:
         """Whether it is known what became of it."""
         return self._answer is not None or self._error is not None
@@ -212,24 +221,41 @@ class Persist:
 
     def give(self) -> None:
         """Give the events to the flusher, with the sequences that they have if nobody is quicker."""
-        journal, count, is_fixed = self._journal, len(self._rows), isinstance(self._expected, int)
+        journal, is_fixed = self._journal, isinstance(self._expected, int)
+        # What was refused goes first. Whoever relied on it is refused too.
+        if journal._refusals.has(self._id):
+            journal._refusals.handle()
         while True:
-            route = journal._router.route(journal._ref)
-            terms = self._conditions(route.numbers) if self._condition is not None else ()
             head = Known(self._expected, "") if isinstance(self._expected, int) else journal._heads.get(self._id)
-            term = self._moves(head)
-            events = self._events(head.sequence + 1)
-            size = sum(map(row_bytes, self._rows)) + EVENT_OVERHEAD_BYTES * count
-            # Otherwise the next call waits while it holds the lock.
-            journal._flusher.wait_for_room()
-            with journal._heads.lock:
-                # Persists of one entity are given in the order of their sequences.
-                if not is_fixed and not journal._heads.is_known(self._id, head):
-                    continue
-                self._sequence = head.sequence
-                journal._heads.put(self._id, Known(head.sequence + count, self._ids.hex()))
-                self._run = journal._flusher.give(journal._ref, events, size, (term, *terms), self._refused)
-            return
+            if self._give_after(head, self._refused, None if is_fixed else head):
+                return
+
+    def _give_after(self, head: Known, refused: Callable[[], None], known: Known | None, *, is_again: bool = False) -> bool:
+        """Give the events to the flusher, after this sequence; False if something other than `known` is known of the entity by then."""
+        journal, count = self._journal, len(self._rows)
+        route = journal._router.route(journal._ref)
+        terms = self._conditions(route.numbers) if self._condition is not None else ()
+        term = self._moves(head)
+        events = self._events(head.sequence + 1)
+        size = sum(map(row_bytes, self._rows)) + EVENT_OVERHEAD_BYTES * count
+        # Otherwise the next call waits while it holds the lock.
+        journal._flusher.wait_for_room()
+        with journal._heads.lock:
+            # Persists of one entity are given in the order of their sequences.
+            if known is not None and not journal._heads.is_known(self._id, known):
+                return False
+            left = Known(head.sequence + count, self._ids.hex())
+            # Others that were given after it are refused too, and given again in their order: new ones line up after them.
+            if not is_again or journal._heads.is_known(self._id, self._left):
+                journal._heads.put(self._id, left)
+            self._sequence, self._left = head.sequence, left
+            self._run = journal._flusher.give(journal._ref, events, size, (term, *terms), refused)
+        return True
+
+    def _give_again(self, sequence: int) -> None:
+        """Give the events again, after this sequence. Whoever decides waits for it before the next one of the entity is given."""
+        failpoints.reach("persist.refused")
+        self._give_after(Known(sequence, ""), _ignore, None, is_again=True)
 
     def _events(self, first: int) -> Chunk | Few:
         """The events with their sequences, as columns if they are not a few."""
@@ -242,10 +268,14 @@ class Persist:
         self._journal._refusals.note(self)
 
     def decide(self) -> None:
-        """After a refusal: take the outcome, or give the events again if the reason may have passed."""
-        with self._journal._heads.lock:
-            run = self._run  # it may have been refused before `give` knew of it
-        if run is not None:
+        """After a refusal: take the outcome, or give the events again until there is one, if the reason may have passed."""
+        while not self.is_decided:
+            with self._journal._heads.lock:
+                run = self._run  # it may have been refused before `give` knew of it
+            if run is None:
+                return
+            if not run.ended:
+                self._journal._flusher.wait_for(run)
             self._take(run)
 
     def _moves(self, head: Known) -> EntityMoves:
@@ -272,25 +302,29 @@ class Persist:
             found = placement.answer
             cut: Any = journal._tail() if found is None else (journal._engine.store_id, ref.name, ref.id, found)
             return Persisted(self._id, self._sequence + 1, self._sequence + len(self._rows), cut)
-        journal._heads.forget(self._id)
-        if isinstance(error, Repeated):
-            return Persisted(self._id, error.facts["first"], error.facts["last"], journal._tail(), True)
         reason = error.facts.get("reason")
         is_race = reason == "moved" and not isinstance(self._expected, int)
-        if reason not in ("look", RESCALED) and not is_race:
-            self._error = error
+        if is_race and self._races < RACE_ROUNDS:
+            self._races += 1
+            assert isinstance(error, ConditionFailedError) and error.actual is not None
+            self._give_again(error.actual)
             return None
-        if self._rounds + 1 >= PERSIST_ROUNDS:
-            self._error = UnavailableError(f"{self._id!r} of {journal.name}, or what it depends on, changes all the time: repeat the call")
-            return None
-        if reason == RESCALED:
-            journal._router.forget(journal._ref)
-        if reason == "look" and (repeated := self._look()) is not None:
-            return repeated
-        if self._error is None:
-            failpoints.reach("persist.refused")
-            self.give()
+        if reason in ("look", RESCALED) and self._rounds < PERSIST_ROUNDS:
             self._rounds += 1
+            if reason == RESCALED:
+                journal._router.forget(journal._ref)
+            elif (repeated := self._look()) is not None:
+                journal._heads.forget(self._id, self._left)
+                return repeated
+            if self._error is None:
+                self._give_again(self._sequence)
+                return None
+        journal._heads.forget(self._id, self._left)
+        if isinstance(error, Repeated):
+            return Persisted(self._id, error.facts["first"], error.facts["last"], journal._tail(), True)
+        if is_race or reason in ("look", RESCALED):
+            error = UnavailableError(f"{self._id!r} of {journal.name}, or what it depends on, changes all the time: repeat the call")
+        self._error = self._error or error
         return None
 
     def _look(self) -> Persisted | None:
@@ -314,21 +348,34 @@ class Persist:
         return None
 
 
+def _ignore() -> None:
+    """Whoever gave it waits for it."""
+
+
 class Refusals:
-    """Persists that were refused, and are decided or given again one after the other: two of one entity keep their order."""
+    """Persists that were refused, and are decided one after the other, given again if need be: those of one entity keep their order."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._waiting: deque[Persist] = deque()
+        self._ids = Counter[str]()
+        #: Guards these two, for a moment.
+        self._mutex = threading.Lock()
         self._lock = threading.Lock()
         #: Those given last, the oldest first, without those that are stored.
         self._given: deque[Persist] = deque()
 
     def note(self, persist: Persist) -> None:
         """Called by the flusher's thread, which must not wait."""
-        self._waiting.append(persist)
+        with self._mutex:
+            self._waiting.append(persist)
+            self._ids[persist.id] += 1
         with suppress(RuntimeError):  # The workers are closed: whoever closes the store handles what is left.
             self._workers.submit(self._handle_quietly)
+
+    def has(self, id: str) -> bool:
+        """Whether a persist of this entity was refused and is not decided."""
+        return id in self._ids
 
     def _handle_quietly(self) -> None:
         # What is out of reach now is asked for again by whoever waits for it, or closes the store.
@@ -339,8 +386,13 @@ class Refusals:
         """Decide all that were refused before this call. UnavailableError if that is not possible now: they stay refused."""
         with self._lock:
             while self._waiting:
-                self._waiting[0].decide()
-                self._waiting.popleft()
+                persist = self._waiting[0]
+                persist.decide()
+                with self._mutex:
+                    self._waiting.popleft()
+                    self._ids[persist.id] -= 1
+                    if not self._ids[persist.id]:
+                        del self._ids[persist.id]
 
     def watch(self, persist: Persist) -> None:
         """Remember a persist, so that closing the store waits for it."""
@@ -386,5 +438,8 @@ class Heads:
             self._found.clear()
         self._found[id] = head
 
-    def forget(self, id: str) -> None:
-        self._found.pop(id, None)
+    def forget(self, id: str, left: Known) -> None:
+        """Look the entity up next time, if it was left so. Otherwise somebody was given after that, who says where it is."""
+        with self.lock:
+            if self._found.get(id) == left:
+                del self._found[id]

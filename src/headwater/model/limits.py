@@ -13,6 +13,8 @@ EVENT_BYTES: Final = 64 * MIB
 NESTED_TYPES: Final = 30
 #: One routing key.
 KEY_BYTES: Final = 64 * KIB
+#: The changes of a table that one roll-back makes.
+ROLLED_BACK_BYTES: Final = 64 * MIB
 #: A `write_batch` up to this size is stored whole or not at all.
 BATCH_BYTES: Final = 64 * MIB
 #: What one flush gathers before it is sent.
@@ -106,5 +108,7 @@ MATCHES: Final = 16
 SNAPSHOT_BYTES: Final = 1 * MIB
 #: Rows or events of a journal that a rebuild of its index takes under one lock.
 REBUILD_ROWS: Final = 500
-#: A persist whose entity, or whose condition, changes all the time is tried this often.
+#: A persist whose condition may be hit by ever new events is tried this often.
 PERSIST_ROUNDS: Final = 20
+#: One that expects no sequence is tried this often: each time it loses, another persist of the entity succeeded.
+RACE_ROUNDS: Final = 1000

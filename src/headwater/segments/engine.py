@@ -85,18 +85,17 @@ class Engine:
         return self.runner.run(operation, *args, **kwargs)
 
     def metrics(self) -> Metrics:
-        """What was counted of the operations that this process ran."""
+        """Calls, failures and seconds of the operations that this process ran."""
         return self._metered.values()
 
     def end_hold(self, name: str) -> None:
-        """End a reader's hold, with the next change. It may be called at any moment, also in the midst of a commit of this very thread:
-        that is where Python may find out that nobody has the reader any more."""
+        """End a reader's hold with the next change. A finaliser may call this at any moment, even in the middle of this thread's commit."""
         self._ended_holds.append(name)
 
     def release_ended(self) -> None:
-        """Let go of what was kept for readers that are gone."""
+        """End the holds of readers that are gone."""
         while self._ended_holds and not self.is_closed:
-            # If it can't be told now, the hold ends by itself.
+            # If the catalog is out of reach, the hold expires.
             with suppress(IndexError, HeadwaterError):
                 self.runner.run(tags.end_hold, self._ended_holds.popleft())
 
@@ -105,18 +104,18 @@ class Engine:
         return self.runner.run(flushes.commit_flush, flush, self._news(flush))
 
     def check_alone(self) -> None:
-        """UnavailableError where this thread must not wait for a commit of another one, since it is in the midst of its own."""
+        """UnavailableError if this thread is in the middle of a commit, so that it must not wait for another thread's."""
         self.database.check_alone()
 
     def announce(self, flush: Flush) -> None:
-        """Tell followers of a committed flush."""
+        """Notify followers of a committed flush."""
         self.database.announce(self._news(flush))
 
     def _news(self, flush: Flush) -> News:
         return news.of_flush(self.store_id, flush) if self.changes.TELLS_NEWS else NO_NEWS
 
     def last_news(self, stream: int, segment: int) -> str | None:
-        """What was heard last of a segment, with the notice of a commit. There may be more in it all the same."""
+        """The last notice of a commit to a segment. Notices may be lost: the segment may have more even if this did not change."""
         return self.changes.heard(news.place(self.store_id, stream, segment)) if self.changes.TELLS_NEWS else None
 
     # Reading.
@@ -198,7 +197,7 @@ class Engine:
 
     @property
     def garbage_seconds(self) -> float:
-        """How long an object stays after its last extent is gone: a fail-over may take the catalog back to when it was named."""
+        """Seconds that an object stays after its last extent is gone: a fail-over may bring back a catalog that names it."""
         return self.database.garbage_seconds
 
     @property

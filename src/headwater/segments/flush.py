@@ -1,9 +1,9 @@
-"""The flusher: one thread of a process that orders all its writers' events: what goes into the next flush, and what a failure means.
+"""The flusher: one thread of a process that orders the events of all its writers: it fills the next flush, and decides about failures.
 
-It gathers what came while the previous flush was under way, gives it to the storer, and ends the runs by its answers. Whatever fails stays
-at the front and is repeated before anything newer.
+It gathers the events that arrived while the previous flush was under way, gives them to the storer, and ends their runs by the storer's
+answers. A failed flush stays the oldest one and is repeated before anything newer.
 
-While its thread has nothing to do, one who waits for the ack of a few events commits them in its own: see `_store_here`.
+While the thread is idle, a thread that waits for the ack of a few events commits them itself: see `_store_here`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from headwater.segments.memory import Burst
 from headwater.segments.pending import PendingFlush, PendingPart
 from headwater.segments.storing import Answer, Storer
 
-#: While a flush is under way another begins only with this share of one: few large flushes are faster than many small ones, and so is
-#: reading what they stored. Not a whole one, which batches seldom fill. This much will do while somebody waits, who may not give more until
-#: all of it is stored, or where storage is far.
+#: While a flush is under way, another begins only with this share of a full one: few large flushes are faster to write and to read than
+#: many small ones, and batches seldom fill a whole one. The second number holds while a thread waits, since it may give no more events
+#: before these are stored, and for remote storage.
 _OVERLAP = 0.75
 _OVERLAP_BYTES_WAITED_FOR = 1 * MIB
-#: Beside two, none begins while they have more than this: of events that were given one by one, two keep a disk busy.
+#: While two flushes have more than this, no third one begins: two keep a disk busy.
 _UNDER_WAY_BYTES = 48 * MIB
 _LONGEST_PAUSE_SECONDS = 2.0
-#: For so long after an ack was stored in its place, the thread looks so often for something to do instead of being told: telling it, to
-#: find that it is done already, takes a fifth of an ack's time.
+#: For this time after another thread stored an ack, the flusher's thread looks for work at this interval, and nobody wakes it. To wake it
+#: for work that is done already takes a fifth of an ack's time.
 _LOOKING_SECONDS = 0.1
 _LOOK_SECONDS = 0.002
 
@@ -62,22 +62,22 @@ class Flusher:
         self._begin()
 
     def _begin(self) -> None:
-        #: Appends, by stream, whose caller does not know what became of them.
+        #: Appends by stream whose callers stopped waiting, and whose outcome is unknown.
         self._given_up: dict[int, list[Run]] = {}
-        #: How much the next flush gathers.
+        #: Bytes that the next flush gathers.
         self._flush_bytes = FLUSH_BYTES
         self._thread: threading.Thread | None = None
         self._burst = Burst()
-        #: When all that was taken is stored, the thread ends.
+        #: The thread ends when all buffered events are stored.
         self._closing = False
-        #: The thread waits for something to do, and nobody stores in its place.
+        #: The thread waits for work, and no other thread stores in its place.
         self._is_idle = False
         self._stored_here = -_LOOKING_SECONDS
-        #: The call that stores in its place.
+        #: The call of `_store_here` that is under way.
         self._storing: FrameType | None = None
 
     def after_fork(self) -> None:
-        """In a child: the parent stores what was given before the fork; the child begins with nothing."""
+        """Begin with nothing in a forked child: the parent stores the events that were given before the fork."""
         runs = [run for flush in self._storer.under_way for part in flush.parts for run in part.runs]
         for lane in self._lanes.values():
             runs += [*lane.queue, *filter(None, (lane.run, lane.last_run))]
@@ -105,8 +105,8 @@ class Flusher:
     def append(self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...]) -> Placement:
         """Store one chunk as a part of its own, which is committed on these terms; return when it is durable, with its place.
 
-        What a term refuses is raised as the term's error. After a lost answer it is found out what happened. OutcomeUnknownError if that
-        takes too long: `settle` waits until it is known. After UnavailableError nothing of it is stored, now or later.
+        A refusal of a term is raised as the term's error. After a lost answer the commit is asked for its outcome. OutcomeUnknownError if
+        that takes too long: `settle` waits until the outcome is known. After UnavailableError the chunk is not stored, now or later.
         """
         self._check_not_storing()
         run = self.give(stream, chunk, size, terms)
@@ -143,7 +143,7 @@ class Flusher:
             return lane.add_chunk(events, size) if isinstance(events, Chunk) else lane.add_few(events, size)
 
     def _give_up(self, run: Run) -> bool:
-        """Wait no longer for an append. True: it is taken back. False: it is on its way, and tried again until `settle` can tell."""
+        """Stop waiting for an append. True if it is taken back; False if it is under way: `settle` waits for its outcome."""
         with run.lane.lock:
             is_waiting = run in run.lane.queue
             if is_waiting:
@@ -157,7 +157,7 @@ class Flusher:
         return False
 
     def settle(self, stream: int) -> None:
-        """Return when of each append that was given up on it is known whether it is stored. UnavailableError if it can't be known now."""
+        """Return when the outcome of each append that nobody waits for any more is known. UnavailableError if it can't be known now."""
         if stream not in self._given_up:
             return
         for run in self._given_up.get(stream, [])[:]:
@@ -171,14 +171,14 @@ class Flusher:
             self._lanes = {key: other for key, other in self._lanes.items() if other is not lane}
 
     def forget_stream(self, stream: int) -> None:
-        """Drop what is known of a stream that was deleted. What still waits for it stays, to be told so."""
+        """Drop the routes and empty lanes of a deleted stream. Lanes with events stay, and their events fail when they are flushed."""
         self._storer.router.forget_stream(stream)
         with self._intake.mutex:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.stream.id != stream or lane.run or lane.queue}
 
     @property
     def is_told(self) -> bool:
-        """Whether whoever closed the store was told that the waiting events, all of them, can't be stored now."""
+        """Whether a close of the store raised that the buffered events, all of them, can't be stored now."""
         return self._intake.is_told
 
     @is_told.setter
@@ -192,7 +192,7 @@ class Flusher:
     def wait_for(self, run: Run, timeout: float | None = None) -> None:
         """Return when the run ended. UnavailableError if an attempt fails meanwhile: the run stays, and is tried again."""
         if run.process != os.getpid():
-            # Some were in nobody's hands but the parent's thread's when it forked.
+            # The parent's thread may have held the run when the process forked, so `after_fork` did not find it.
             _leave_to_parent(run)
             return
         self._check_not_storing()
@@ -203,18 +203,20 @@ class Flusher:
     def _check_not_storing(self) -> None:
         self._engine.check_alone()
         if threading.current_thread() is self._thread:
-            raise UnavailableError("a finaliser in the midst of another change can't wait for what its own thread is to store: do it later")
+            raise UnavailableError(
+                "a finaliser in the middle of another change can't wait for events that its own thread stores: retry later"
+            )
         if self._storing is not None and calls.is_under_way(self._storing):
             raise UnavailableError(
-                "this thread is in the midst of storing events, and can't wait for that: in a signal handler raise SystemExit, or note "
-                "that it is time to end, and close the store outside of it"
+                "this thread is in the middle of storing events, and can't wait for itself: in a signal handler raise SystemExit, or set a "
+                "flag, and close the store outside of the handler"
             )
 
     def _store_here(self, run: Run) -> bool:
-        """Commit a run of a few events, all that waits, in the thread that waits for it; False if it is not that simple.
+        """Commit a run of a few events in the thread that waits for it; False unless these are all the buffered events.
 
-        That saves two changes of threads, a third of an ack's time. A Ctrl-C may end this at any line, and anything but success is not
-        for here: what was taken is in flight by then, and the flusher's thread goes on with it, as after a lost answer.
+        That saves two changes of threads, a third of an ack's time. A Ctrl-C may end this call at any line, and it handles success only:
+        in any other case the flush is under way already, and the flusher's thread continues with it, as after a lost answer.
         """
         lane, is_mine = run.lane, False
         try:
@@ -246,7 +248,7 @@ class Flusher:
                         self._intake.work.notify()
 
     def _take_few(self, run: Run) -> PendingFlush | None:
-        """Take a run from its lane into a flush without storage, if it is all that waits there."""
+        """Take a run from its lane into a flush that goes inline, if the lane has no other run."""
         lane = run.lane
         with lane.lock:
             lane.close_run()
@@ -259,21 +261,21 @@ class Flusher:
             flush.begun = True
             failpoints.reach("append.encoded")
             empty, under_way, storer = deque[Run](), deque([flush]), self._storer
-            # In one line without a call, in which a Ctrl-C can't come: the run is always in one of them.
+            # One line without a call, which a Ctrl-C can't interrupt: the run is always in one of the two.
             lane.queue, storer.under_way = empty, under_way
             with self._intake.mutex:
                 self._intake.active.pop(lane, None)
         return flush
 
     def _start(self) -> None:
-        # One that a Ctrl-C kept from starting is replaced; should it start after all, it ends at once. Not `is_alive`: a Ctrl-C in there
-        # makes Python believe that a thread ended which runs.
+        # A thread that a Ctrl-C kept from starting is replaced; if it starts after all, it ends at once. Don't use `is_alive`: after a
+        # Ctrl-C in it, Python takes a running thread for one that ended.
         if self._thread is None or self._thread.ident is None:
             self._thread = threading.Thread(target=self._run, name="headwater-flusher", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Store what waits, then end the session. UnavailableError if it can't be stored now: close again to try again."""
+        """Store all buffered events, then end the session. UnavailableError if that fails now: close again to retry."""
         self._check_not_storing()
         with self._intake.mutex:
             self._intake.is_closed = True
@@ -307,18 +309,18 @@ class Flusher:
             except UnavailableError as error:
                 self._intake.note_failure(error)
                 if self._closing:
-                    # Of those that no writer gave, who would have waited for it: they are told.
+                    # No writer waits for these runs; fail them now.
                     self._fail_all(error)
                 with self._intake.mutex:
                     if not self._intake.is_hurried and not self._closing:
                         self._intake.work.wait(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             except BaseException as error:
-                # Also a fault in a library's Rust code, which is no Exception: without this thread writers would wait for ever.
+                # A panic in a library's Rust code is no Exception. Without this thread, writers would wait forever.
                 self._fail_all(error)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Something that no retry will mend: end every lane with it, so that nobody waits for ever."""
+        """End every lane with an error that no retry can mend, so that nobody waits forever."""
         known = _known(error)
         lanes: dict[Lane, list[Run]] = {}
         for part in self._storer.drop_all():
@@ -329,7 +331,7 @@ class Flusher:
             self._fail_lane(lane, known, runs)
 
     def _step(self) -> None:
-        """Begin what flushes may begin, then finish the oldest one."""
+        """Begin as many flushes as may run at once, then finish the oldest one."""
         self._storer.renew()
         self._begin_flushes()
         if self._storer.under_way:
@@ -341,17 +343,17 @@ class Flusher:
             self._storer.rest()
 
     def _rest(self, seconds: float) -> bool:
-        """Wait until there is something to do; False if there was nothing for so long."""
+        """Wait for work; False if there was none for this time."""
         until = time.monotonic() + seconds
         with self._intake.mutex:
             self._is_idle = True
             while not (is_wanted := self._is_wanted()):
                 now = time.monotonic()
-                # Whoever stores in our place renews the session too.
+                # A thread that stores in our place renews the session too.
                 if now >= until and self._is_idle:
                     break
                 self._intake.is_looking = now < self._stored_here + _LOOKING_SECONDS
-                # And while somebody does it: a Ctrl-C may keep that one from telling what came meanwhile.
+                # Look at the short interval while another thread stores too: a Ctrl-C may keep it from waking this one.
                 is_short = self._intake.is_looking or not self._is_idle
                 self._intake.work.wait(_LOOK_SECONDS if is_short else max(until - now, _LOOK_SECONDS))
             self._is_idle = self._intake.is_looking = False
@@ -382,7 +384,7 @@ class Flusher:
         if self._storer.is_used_up:
             return False
         local = self._engine.storage.local
-        # What is being committed is stored: it keeps neither the disk busy nor its blocks in memory.
+        # A flush that is being committed is stored: it keeps neither the disk busy nor its blocks in memory.
         storing = [flush.size for flush in self._storer.under_way if flush.catalog_flush is None]
         if len(storing) >= (LOCAL_WRITES if local else REMOTE_WRITES):
             return False
@@ -417,7 +419,7 @@ class Flusher:
                     self._intake.work.wait(SESSION_SECONDS / 3)
             return
         if is_new:
-            # A commit waits for a disk that is busy with others' blocks: the next ones are encoded meanwhile.
+            # The commit may wait for a disk that is busy; the next flushes are encoded meanwhile.
             self._begin_flushes()
         is_committed = flush.catalog_flush is not None
         answers = self._storer.finish(flush)
@@ -432,7 +434,7 @@ class Flusher:
                 self._handle_refusal(answer.part, answer.refused)
 
     def _complete(self, flush: PendingFlush, answers: Sequence[Answer]) -> None:
-        """End the runs of a committed flush. All of this may be done twice: it is under way until the end."""
+        """End the runs of a committed flush. Each step may be done twice: the flush is under way until the last one."""
         stored: list[Run] = []
         freed = 0
         for answer in answers:
@@ -475,12 +477,12 @@ class Flusher:
             self._handle_refused_lane(lane, refusal, runs)
 
     def _go_on(self, lane: Lane, runs: list[Run]) -> None:
-        """Store runs that were taken out before anything newer of their lane."""
+        """Store runs that were taken out of flushes, before anything newer of their lane."""
         lane.put_back(runs)
         self._intake.put_first([lane])
 
     def _handle_refused_lane(self, lane: Lane, refusal: Refused, runs: list[Run]) -> None:
-        """A refusal that is not by the terms of a run, but by the stream or by the writer."""
+        """End a lane, or skip stored events, by a refusal that no term of a run explains."""
         if refusal.reason == "fenced":
             self._fail_lane(
                 lane, FencedError(f"the writer {lane.writer!r} of {lane.stream.name} was opened elsewhere: this one is fenced"), runs
@@ -489,13 +491,13 @@ class Flusher:
             lost = (
                 f"the catalog went back in time: of the writer {lane.writer!r} of {lane.stream.name} it has {refusal.facts['number']}, not "
             )
-            advice = f"{lane.stored_number}, as was acked. Open the writer again, and go on behind its last_number"
+            advice = f"{lane.stored_number}, as was acked. Open the writer again, and continue after its last_number"
             self._fail_lane(lane, FencedError(lost + advice), runs)
         elif refusal.reason == "unknown schema":
             lost = f"the catalog went back in time and lost the schema that {lane.stream.name} had: look at it, and open the writer again"
             self._fail_lane(lane, InvalidRequestError(lost), runs)
         elif refusal.reason == "passed":
-            # Somebody stored on with this writer's generation: what it has is not stored again, and the rest follows.
+            # Another process stored events under this writer's generation: they are duplicates, and the rest is stored.
             lane.stored_number = max(lane.stored_number, refusal.facts["number"])
             for run in runs:
                 run.skip(lane.stored_number)
@@ -507,7 +509,7 @@ class Flusher:
             self._fail_lane(lane, HeadwaterError(f"events for {lane.stream.name} were refused: {refusal.reason}"), runs)
 
     def _take_out(self, part: PendingPart) -> list[Run]:
-        """A part's runs, with the lane's newer ones under way: they must not overtake, so they leave their flushes."""
+        """A part's runs, and the lane's newer runs under way: these must not overtake the part, so they leave their flushes."""
         return [*part.runs, *self._storer.take_out(part.lane)]
 
     def _fail_lane(self, lane: Lane, error: HeadwaterError, runs: list[Run]) -> None:

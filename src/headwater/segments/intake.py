@@ -1,6 +1,6 @@
-"""The intake: what all lanes of a process were given and is not stored yet, and where its threads meet.
+"""The intake: counts the buffered events of all lanes of a process, and is where its threads wait for each other.
 
-Lanes tell it of their events, and those who wait for events or for room wait here. The flusher's thread takes the lanes that have some.
+Lanes report their events here. Threads wait here for acks and for room. The flusher's thread takes the lanes that have events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Intake:
         """Begin empty, as in a forked child."""
         # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
         self.mutex = threading.RLock()
-        #: What the thread waits for, and what those do who gave it something to store.
+        #: The flusher's thread waits for `work`; threads that wait for acks or for room wait for `news`.
         self.work = threading.Condition(self.mutex)
         self.news = threading.Condition(self.mutex)
         #: The lanes that have something, the next one first.
@@ -42,9 +42,9 @@ class Intake:
         self.is_closed = False
         #: The thread looks for itself whether there is something to do, so nobody wakes it.
         self.is_looking = False
-        #: Whoever closed the store was told that the waiting events, all of them, can't be stored now.
+        #: A close of the store raised that the buffered events, all of them, can't be stored now.
         self.is_told = False
-        #: Somebody waits, and did not hear of a failure yet: the thread tries again at once.
+        #: A thread began to wait after the last failure: the flusher's thread retries at once.
         self.is_hurried = False
         #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
         self.waiters = 0
@@ -109,19 +109,19 @@ class Intake:
     # What the flusher calls.
 
     def take_active(self) -> list[Lane]:
-        """The lanes that have something. Whatever they still have afterwards, `put_first` says again."""
+        """Take the lanes that have something to store, the oldest first. Give back those that are not emptied with `put_first`."""
         with self.mutex:
             lanes = list(self.active)
             self.active.clear()
         return lanes
 
     def put_first(self, lanes: Iterable[Lane]) -> None:
-        """Note lanes that have something, before all others."""
+        """Note lanes that have something to store, before all others."""
         with self.mutex:
             self.active = {**dict.fromkeys(lanes), **self.active}
 
     def release(self, runs: Iterable[Run]) -> None:
-        """Runs ended: they don't count any more, and those who wait look at them."""
+        """Stop counting runs that ended, and wake the threads that wait for them."""
         with self.mutex:
             for run in runs:
                 # Once, also if a Ctrl-C comes: there is no call in these two lines.
@@ -130,7 +130,7 @@ class Intake:
             self.news.notify_all()
 
     def note_failure(self, error: UnavailableError) -> None:
-        """An attempt failed: all who wait are told so."""
+        """Raise a failed attempt's error in all threads that wait."""
         with self.mutex:
             self._failure = error
             self._failures += 1

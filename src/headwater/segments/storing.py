@@ -67,7 +67,7 @@ class Storer:
             except UnavailableError:
                 raise
             except BaseException as error:
-                # Also a fault in a library's Rust code, which is no Exception: the runs are in nobody's hands but these.
+                # A panic in a library's Rust code is no Exception. Nobody else has these runs.
                 part.routing_error = error
         self.under_way.append(flush)
         # `prepare` tries again when it is the flush's turn, and raises.
@@ -75,16 +75,16 @@ class Storer:
             self._begin_storing(flush)
 
     def route(self, part: PendingPart) -> None:
-        """Decide which segments a part goes to."""
+        """Route a part's runs to the open segments of its stream."""
         if part.lane.error is not None:
             raise part.lane.error.again()
         self._turn += 1
         part.pieces = [Piece(part.lane, part.runs, self.router.route(part.lane.stream), self._turn)]
 
     def prepare(self, flush: PendingFlush) -> bool:
-        """Give the oldest flush, if it is stored, the session's next number; False if it is not stored yet.
+        """Give the oldest flush the session's next number; False if it is not stored yet.
 
-        Those behind it that are stored by now go along: that is one commit, and one sync, for all of them.
+        It absorbs the flushes after it that are stored by now: one commit, and one sync, for all of them.
         """
         if not flush.begun:
             self._begin_storing(flush)
@@ -100,7 +100,7 @@ class Storer:
         return True
 
     def finish(self, flush: PendingFlush) -> list[Answer] | None:
-        """Commit the oldest flush, which is prepared; `done` drops it. None if a new session has to store it first.
+        """Commit the oldest flush, which is prepared; `done` drops it. None if the session was fenced, and a new one stores it first.
 
         Parts that failed before the commit are answered for alone, and leave the flush: prepare and finish the rest again.
         """
@@ -153,21 +153,21 @@ class Storer:
         return runs
 
     def drop_all(self) -> list[PendingPart]:
-        """Give up on all that is under way; returns the parts."""
+        """Drop all flushes under way; returns their parts."""
         parts = []
         for flush in self.under_way:
             if flush.task is not None:
                 flush.task.wait()
             parts += flush.parts
         self.under_way.clear()
-        # The last commit may have been done. Its number must not be used again: another flush would get its answer, and not be stored.
+        # The last commit may have succeeded. Don't reuse its number: another flush would get its answer, and not be stored.
         if self.session is not None:
             self.session.close()
             self.session = None
         return parts
 
     def _begin_storing(self, flush: PendingFlush) -> None:
-        """Encode the runs and write the blocks to storage, unless they are so few that they go into the commit itself."""
+        """Encode the runs and write the blocks to storage. A small flush goes into the commit itself."""
         flush.begin_again()
         if flush.is_small:
             failpoints.reach("append.encoded")
@@ -184,15 +184,15 @@ class Storer:
         try:
             task.result()
         except UnavailableError:
-            # Stored anew when it is tried again, and not before: a flush after room was made must not hear of an older attempt.
-            # Those behind it too, so that what is committed later is stored later.
+            # Store it again at the next attempt, and not before: after room was made, a retry must not raise this attempt's error.
+            # Store the flushes after it again too, so that a later commit names later bytes.
             for other in self.under_way:
                 if other.task is not None:
                     other.task.wait()
                 other.begun = other.task is None
             raise
         except AlreadyExistsError:
-            # Another process has the same session, whose objects have the same names: see `begin_session`.
+            # Another process has the same session's id, and so the same names of objects: see `begin_session`.
             self._replace_session()
             return False
         failpoints.reach("append.stored")
@@ -202,21 +202,21 @@ class Storer:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether nothing may begin before all that is under way is committed: then another session begins."""
+        """Whether no flush may begin until those under way are committed and another session begins."""
         return self.session is not None and self.session.is_used_up
 
     @property
     def pause_seconds(self) -> float | None:
-        """After this time without a flush, `rest`. None: there is no need."""
+        """Call `rest` after this time without a flush. None: there is nothing to give back."""
         return self.session.pause_seconds if self.session is not None else None
 
     def rest(self) -> None:
-        """Give back what the session keeps for flushes to come."""
+        """Give back the space that the session preallocated."""
         if self.session is not None:
             self.session.rest()
 
     def renew(self) -> None:
-        """Keep the session alive, if it is time to."""
+        """Renew the session, if it is due."""
         session = self.session
         if session is not None and time.monotonic() - session.renewed > SESSION_SECONDS / 3:
             live = self._engine.run(sessions.renew_session, session.id, session.first_needed(self.under_way))
@@ -230,7 +230,7 @@ class Storer:
         session, self.session = self.session, None
         if session is not None:
             session.close()
-            # If it can't be told now, it is fenced when its lease is over: everything it stored is answered.
+            # If the catalog is out of reach, upkeep fences the session when its lease is over: all its flushes are answered.
             with suppress(UnavailableError):
                 self._engine.run(sessions.end_session, session.id)
 
@@ -242,9 +242,9 @@ class Storer:
         return self.session
 
     def _replace_session(self) -> None:
-        """Go on with a new session after the old one was fenced or forgotten. Nothing under way was committed: all is stored anew.
+        """Continue with a new session after the old one was fenced or forgotten. Store all flushes again: none was committed.
 
-        The old session's journal may be collected as garbage, so its bytes are not named again.
+        The old session's files may be garbage-collected, so no commit names them again.
         """
         if self.session is not None:
             old, self.session = self.session, None
