@@ -1,4 +1,4 @@
-"""The taxi day as a pipeline: rides per zone and hour, and totals per zone, restored and rescaled in the middle. python taxi_pipeline.py STORE
+"""The taxi day as a pipeline, restored and rescaled in the middle: python taxi_pipeline.py STORE
 
 At noon a savepoint is taken. In the afternoon somebody deploys a version that forgets the surcharge. It is noticed in the evening: the
 outputs are rolled back to noon, the state is divided into more partitions, and the right version counts the afternoon again.
