@@ -34,7 +34,7 @@ test-quick: $(VENV)
 
 test-long: $(CLASSES)
 	$(PYTEST) --long --timeout 1800 -n 2 --dist loadscope
-	HEADWATER_LOOPBACK=1 $(PYTEST) --timeout 1800 -n 2 --dist loadscope tests/contract
+	$(PYTEST) -p tests.loopback --timeout 1800 -n 2 --dist loadscope tests/contract
 
 bench: $(VENV)
 	.venv/bin/python -m benchmarks

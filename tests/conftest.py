@@ -11,7 +11,6 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import loopback
 from tests.postgres import PostgresServer, running_postgres
 
 # No deadline: a busy machine is not a bug. The blob repeats a failure found elsewhere.
@@ -31,8 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # In the background of a shell Ctrl-C is ignored, by every process that is started from there too; some tests send one.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if os.environ.get("HEADWATER_LOOPBACK"):
-        loopback.install()
     hypothesis.settings.load_profile("long" if config.getoption("--long") else "short")
 
 
@@ -54,8 +51,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _OneForSpark
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("HEADWATER_LOOPBACK"):
-        items[:] = [item for item in items if not {item.name, item.name.partition("[")[0]} & loopback.NOT_SENT.keys()]
     if not config.getoption("--long"):
         long = [item for item in items if _takes_long(item)]
         items[:] = [item for item in items if not _takes_long(item)]

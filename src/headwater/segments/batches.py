@@ -55,7 +55,9 @@ class Batch:
         """How many of the first events were appended before a time, or at it too."""
         if isinstance(self._appended, int):
             return self.count if self._appended < time_us or (inclusive and self._appended == time_us) else 0
-        times = self._cut(self._appended).cast(pa.int64()).to_numpy()
+        appended = self._cut(self._appended)
+        # The buffer itself: `to_numpy` imports pandas.
+        times = np.frombuffer(appended.buffers()[1], dtype=np.int64, count=len(appended), offset=appended.offset * 8)
         return int(np.searchsorted(times, time_us, side="right" if inclusive else "left"))
 
     def split(self, count: int) -> tuple[Batch, Batch]:

@@ -28,6 +28,8 @@ from headwater.storage import Storage
 #: A row group is closed when it holds this much, uncompressed. While it is decoded it takes about four times that.
 ROW_GROUP_BYTES = 4 * MIB
 ROW_GROUP_ROWS = 1 << 20
+#: The same for journals, of whose events one here and one there is read.
+JOURNAL_GROUP_BYTES = 256 * KIB
 #: Columns that follow the schema's own, in this order.
 EXTRA = ("_key", "_time", "_appended", "_number")
 _FOOTER_GUESS = 64 * KIB
@@ -50,7 +52,12 @@ def chunk_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def write_chunk(
-    sink: pa.NativeFile, schema: pa.Schema, version: int, batches: Iterator[pa.RecordBatch], ids: Mapping[Path, int] | None = None
+    sink: pa.NativeFile,
+    schema: pa.Schema,
+    version: int,
+    batches: Iterator[pa.RecordBatch],
+    ids: Mapping[Path, int] | None = None,
+    group_bytes: int = ROW_GROUP_BYTES,
 ) -> int:
     """Write batches of `chunk_schema(schema)` as one Parquet file; return the number of rows. Memory: about two row groups.
 
@@ -77,9 +84,12 @@ def write_chunk(
     size = rows = total = 0
     try:
         for batch in batches:
-            for start in range(0, batch.num_rows, ROW_GROUP_ROWS):
-                part = batch.slice(start, ROW_GROUP_ROWS)
-                if waiting and (size + part.nbytes > ROW_GROUP_BYTES or rows + part.num_rows > ROW_GROUP_ROWS):
+            # Row groups that are read together come as one batch: where they are to be small, it is taken apart again.
+            is_large = group_bytes < ROW_GROUP_BYTES and batch.nbytes > group_bytes
+            step = max(1, batch.num_rows * group_bytes // batch.nbytes) if is_large else ROW_GROUP_ROWS
+            for start in range(0, batch.num_rows, step):
+                part = batch.slice(start, step)
+                if waiting and (size + part.nbytes > group_bytes or rows + part.num_rows > ROW_GROUP_ROWS):
                     _write_group(writer, waiting, wanted)
                     waiting, size, rows = [], 0, 0
                 waiting.append(part)

@@ -7,6 +7,7 @@ anything changed meanwhile, the chunk is garbage and nothing else happened. Read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from headwater.model.fieldids import assign
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
 from headwater.segments.batches import Columns
-from headwater.segments.chunk import EXTRA, seal_chunk, write_chunk
+from headwater.segments.chunk import EXTRA, JOURNAL_GROUP_BYTES, ROW_GROUP_BYTES, seal_chunk, write_chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import SegmentCursor
@@ -187,7 +188,9 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
             yield batch.to_arrow(columns)
 
     ids = assign(engine.schema_history(stream.id, stream.schema_version))
-    engine.storage.write(key, lambda sink: _check_rows(write_chunk(sink, stream.schema, stream.schema_version, batches(), ids), old))
+    group_bytes = JOURNAL_GROUP_BYTES if stream.kind == "journal" else ROW_GROUP_BYTES
+    written = partial(write_chunk, schema=stream.schema, version=stream.schema_version, batches=batches(), ids=ids, group_bytes=group_bytes)
+    engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at
     raw = sum(piece.bytes for piece in old)
