@@ -34,6 +34,7 @@ from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
 from headwater.segments.routing import Router
 from headwater.streams.lifecycle import open_stream
 from headwater.streams.rollback import RollBack, check_kind
+from headwater.tables import find_changes_back
 from headwater.writer import EventCheck
 
 T = TypeVar("T")
@@ -167,6 +168,16 @@ class Contents:
             raise InvalidRequestError(f"this transaction writes to {name}: roll it back in another")
         self._refs[name] = ref
         self.terms.append(RollBack(ref.id, str(cut), str(parse_stream_name(keep_as)), force, transaction))
+
+    def roll_table_back(self, name: str, version: int) -> None:
+        """Add the changes that make a table's entries what they were at a version, if nobody changes the table before the commit."""
+        ref = self._ref(name, "table")
+        if ref.id in self.tables:
+            raise InvalidRequestError(f"this transaction changes {name} already: roll it back first, then change it")
+        tail, changes = find_changes_back(self._engine, ref, version)
+        self.terms.append(TailIs(ref.id, 0, tail))
+        for key, value in changes:
+            self.change_table(name, TableChange(key, value, None))
 
     def update(self, stream: StreamRef, append: Append, expected: TailIs) -> None:
         """Add an update of shared state, which is at `expected` now."""

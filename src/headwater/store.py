@@ -11,7 +11,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -25,7 +25,15 @@ from headwater.catalog.mounts import refuse_network_mount
 from headwater.catalog.schema import is_catalog_used, open_catalog
 from headwater.catalog.sqlite import SqliteDatabase
 from headwater.committing import Committer
-from headwater.errors import AlreadyExistsError, HeadwaterError, InvalidRequestError, NotFoundError, TransactionEndedError, UnavailableError
+from headwater.errors import (
+    AlreadyExistsError,
+    ConditionFailedError,
+    HeadwaterError,
+    InvalidRequestError,
+    NotFoundError,
+    TransactionEndedError,
+    UnavailableError,
+)
 from headwater.journals.journal import Journal
 from headwater.journals.merged import Merged
 from headwater.model.arguments import MOST, check_flag, check_seconds, check_time, check_whole, items_of, shown
@@ -59,6 +67,8 @@ from headwater.writer import Writer
 S = TypeVar("S")
 U = TypeVar("U")
 
+#: How often a roll-back of a table is tried while others change the table.
+_TABLE_ROUNDS = 10
 _opened: weakref.WeakSet[Store] = weakref.WeakSet()
 #: A store that a program let go of is gone from `_opened`; its flusher is kept alive by its thread, and still has events to store.
 _flushers: weakref.WeakSet[Flusher] = weakref.WeakSet()
@@ -563,7 +573,16 @@ class Store:
     def table(self, name: str) -> Table:
         """Create or open a table."""
         self._check_open()
-        return Table(self._engine, self._flusher, self._open_inner(name, "table", TABLE_SCHEMA))
+        return Table(self._engine, self._flusher, self._open_inner(name, "table", TABLE_SCHEMA), self._roll_table_back)
+
+    def _roll_table_back(self, name: str, version: int) -> None:
+        for _ in range(_TABLE_ROUNDS - 1):
+            with suppress(ConditionFailedError), self.transaction() as tx:
+                tx.roll_back(name, version)
+            if tx.status is TransactionStatus.COMMITTED:
+                return
+        with self.transaction() as tx:
+            tx.roll_back(name, version)
 
     def tables(self, scope: str | None = None) -> list[str]:
         """Full names, in order, of all tables, or of those in a scope."""

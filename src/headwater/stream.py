@@ -205,6 +205,8 @@ class Stream(Exported):
         keeps and ends of groups past the cut are a ConflictError. Named writers keep their last numbers. It takes `force` unless the stream
         is claimed. The index of a journal is rebuilt by upkeep.
         """
+        cuts.check_cut(cut)
+        self._row()
         with self._store.transaction() as tx:
             tx.roll_back(self.name, cut, keep_as=keep_as, force=force)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from headwater.catalog.tables import ABSENT, EntryChange
 from headwater.errors import InvalidRequestError, TruncatedError
 from headwater.exports import ExportedWhole
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
-from headwater.model.limits import TABLE_KEY_BYTES, TABLE_VALUE_BYTES
+from headwater.model.limits import ROLLED_BACK_BYTES, TABLE_KEY_BYTES, TABLE_VALUE_BYTES
 from headwater.segments.batches import Columns
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
@@ -48,10 +48,11 @@ class TableChange(NamedTuple):
 class Table(ExportedWhole):
     """Keys and values with versions. Every change is durable on return, and an event of the table's own stream."""
 
-    def __init__(self, engine: Engine, flusher: Flusher, ref: StreamRef) -> None:
+    def __init__(self, engine: Engine, flusher: Flusher, ref: StreamRef, roll_back: Callable[[str, int], None]) -> None:
         self._engine = engine
         self._flusher = flusher
         self._ref = ref
+        self._roll_back = roll_back
 
     def __repr__(self) -> str:
         return f"<Table {self._ref.name}>"
@@ -111,6 +112,14 @@ class Table(ExportedWhole):
         if after is None:
             self._nothing(None)
 
+    def roll_back(self, version: int) -> None:
+        """Make the entries what they were at a version, as one commit of new changes; 0 is before the first change.
+
+        The history stays, and versions grow as ever. ConflictError if the table changes all the time; InvalidRequestError if the changes
+        have more than 64 MiB.
+        """
+        self._roll_back(self.name, check_whole(version, "a table's version", most=MOST))
+
     def _read_batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         return ENTRY_SCHEMA, self._entry_batches()
 
@@ -154,6 +163,37 @@ class Table(ExportedWhole):
     def _check_kept(self, row: SegmentRow, start: int) -> None:
         if start < row.head:
             raise TruncatedError(f"changes of {self.name} behind version {start} were truncated", cuts.head(self._engine, self._ref))
+
+
+def find_changes_back(engine: Engine, ref: StreamRef, version: int) -> tuple[int, list[tuple[str, bytes | None]]]:
+    """(the table's version now, changes that make its entries what they were at an earlier one). A value of None is a removal."""
+    row = reading.get_single_segment(engine, ref)
+    if version > row.tail:
+        raise InvalidRequestError(f"{ref.name} is at version {row.tail}; there is no version {version}")
+    if version < row.head or (row.head and version == row.head):
+        raise TruncatedError(f"changes of {ref.name} up to version {version} were truncated", cuts.head(engine, ref))
+    present = dict(_scan(engine, ref, row.number, version, row.tail))
+    before: dict[str, bytes | None] = dict.fromkeys(present)
+    size = 0
+    if present:
+        for key, value in _scan(engine, ref, row.number, row.head, version):
+            if key in before:
+                size += len(value or b"") - len(before[key] or b"")
+                before[key] = value
+    if size + sum(map(len, before)) > ROLLED_BACK_BYTES:
+        raise InvalidRequestError(
+            f"rolling {ref.name} back to version {version} takes more than {ROLLED_BACK_BYTES:,} bytes of changes: "
+            "table.fork(name, version) and store.replace_stream have no such limit"
+        )
+    return row.tail, [(key, value) for key, value in sorted(before.items()) if value != present[key]]
+
+
+def _scan(engine: Engine, ref: StreamRef, segment: int, start: int, end: int) -> Iterator[tuple[str, bytes | None]]:
+    """The keys and values of the changes with these numbers."""
+    cursor = engine.cursor(ref, segment, start, end)
+    columns = Columns(["key", "value"])
+    while (batch := reading.next_batch(engine, ref, cursor)) is not None:
+        yield from zip(*(column.to_pylist() for column in batch.to_arrow(columns).columns), strict=True)
 
 
 def changes_chunk(keys: Sequence[str], values: Sequence[bytes | None]) -> Chunk:

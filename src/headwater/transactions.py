@@ -223,15 +223,26 @@ class Transaction:
             self._contents.require_entry(table, key, version)
             self._given += 1
 
-    def roll_back(self, name: str, cut: Cut, *, keep_as: str, force: bool = False) -> None:
-        """Roll a stream back at the commit, as `Stream.roll_back` does; the transaction writes to other streams only."""
-        check_cut(cut)
+    def roll_back(self, name: str, to: Cut | int, *, keep_as: str | None = None, force: bool = False) -> None:
+        """Roll a stream back to a cut at the commit, as `Stream.roll_back` does, or a table to a version, as `Table.roll_back` does.
+
+        The transaction does not write to a stream that it rolls back. Nobody else may change a table between this call and the commit.
+        """
         check_flag(force, "force")
-        parse_stream_name(keep_as)
+        if isinstance(to, Cut):
+            name_kept = str(parse_stream_name(keep_as))  # type: ignore[arg-type]  # None is refused there
+        elif keep_as is not None:
+            raise InvalidRequestError("a table keeps its history: roll it back without `keep_as`")
         with self._lock:
             self._make_room()
-            self._begin()
-            self._contents.roll_back(name, cut, keep_as, force, self._id)
+            if isinstance(to, Cut):
+                self._begin()
+                self._contents.roll_back(name, to, name_kept, force, self._id)
+            elif isinstance(to, int) and not isinstance(to, bool):
+                check_whole(to, "a table's version", most=MOST)
+                self._contents.roll_table_back(name, to)
+            else:
+                check_cut(to)
             self._given += 1
 
     def _change_table(self, table: str, change: TableChange) -> None:

@@ -245,6 +245,28 @@ def test_tail_gives_the_last_events_over_all_segments(run: Run) -> None:
     assert len(run("tail", "a/b", "-n", "99").stdout.splitlines()) == 12
 
 
+def test_keeps_and_roll_backs(run: Run, url: str) -> None:
+    run("create", "a/b")
+    run("write", "a/b", input="one\ntwo\n")
+    cut = objects(run("describe", "a/b", "--json"))[0]["tail"]
+    assert objects(run("keep", "job", "a/b", "--json")) == [{"keep": "job", "cut": cut}]
+    run("write", "a/b", input="three\n")
+    assert "keep 'job'" in run("truncate", "a/b", "--at", "tail", "--yes", code=1).stderr
+    assert objects(run("kept", "--json")) == [{"keep": "job", "cut": cut}] and "job" in run("kept").stdout
+    run("roll-back", "a/b", "--force", code=2)
+    assert "by 1 events" in run("roll-back", "a/b", "--to", cut, "--keep-as", "a/old", "--force").stdout
+    assert run("read", "a/b").stdout == "one\ntwo\n" and run("read", "a/old").stdout == "one\ntwo\nthree\n"
+    assert "nothing is kept" in (run("unkeep", "job") and run("kept")).stderr
+    with hw.open(url) as store:
+        table = store.table("a/t")
+        table.put("k", b"1")
+        table.put("k", b"2")
+    run("roll-back", "a/t", "--to", "head", "--force", code=2)
+    assert objects(run("roll-back", "a/t", "--version", "1", "--force", "--json")) == [{"name": "a/t", "version": 1}]
+    with hw.open(url) as store:
+        assert store.table("a/t").get("k") == (b"1", 3)
+
+
 def test_a_claim_is_shown_and_ended_by_hand(run: Run, url: str) -> None:
     with hw.open(url) as store:
         stream = store.create_stream("a/b")

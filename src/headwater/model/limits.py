@@ -13,6 +13,8 @@ EVENT_BYTES: Final = 64 * MIB
 NESTED_TYPES: Final = 30
 #: One routing key.
 KEY_BYTES: Final = 64 * KIB
+#: The changes of a table that one roll-back makes.
+ROLLED_BACK_BYTES: Final = 64 * MIB
 #: A `write_batch` up to this size is stored whole or not at all.
 BATCH_BYTES: Final = 64 * MIB
 #: What one flush gathers before it is sent.
