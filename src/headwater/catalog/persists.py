@@ -24,7 +24,10 @@ TAG, TYPE = 0, 1
 _PAGE_CHARACTERS = 400
 _MOST = 1 << 62
 #: Whether the index is whole, and the open segments with their tails.
-_JOURNAL = "SELECT j.state, s.number, s.tail FROM journal j LEFT JOIN segment s ON s.stream = j.stream AND s.sealed_epoch IS NULL WHERE j.stream = ?"
+_JOURNAL = (
+    "SELECT j.state, s.number, s.tail FROM journal j LEFT JOIN segment s ON s.stream = j.stream AND s.sealed_epoch IS NULL "
+    "WHERE j.stream = ?"
+)
 #: A segment that was to be watched is not open any more.
 RESCALED = "rescaled"
 
