@@ -37,7 +37,7 @@ def frames(bench: Bench) -> Iterator[Result]:
                 partial(_seconds, lambda: _write(store, frame, next(numbers))),  # noqa: B023 - called in this turn of the loop
                 partial(_seconds, lambda: _write_file(frame, file)),  # noqa: B023
             )
-            yield _result("frame-in", library, count, own, plain, None)
+            yield _result("frames", f"{library}, in", count, own, plain, None)
             with stream.writer() as writer:
                 writer.write_batch(frame)
             store.run_upkeep()
@@ -47,7 +47,7 @@ def frames(bench: Bench) -> Iterator[Result]:
                 partial(_seconds, read_own),
                 partial(_seconds, lambda: _read_file(library, file)),  # noqa: B023
             )
-            yield _result("frame-out", library, count, own, plain, None)
+            yield _result("frames", f"{library}, out", count, own, plain, None)
         file.unlink()
 
 
