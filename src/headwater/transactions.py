@@ -25,6 +25,7 @@ from headwater.errors import (
     UnavailableError,
 )
 from headwater.frames import to_batch
+from headwater.journals.journal import Journal
 from headwater.model.arguments import MOST, check_flag, check_whole, items_of, shown
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import ADOPTED_TRANSACTIONS, MARKER_OWNER_BYTES
@@ -95,6 +96,7 @@ class Transaction:
         self._engine: Engine = store._engine
         self._committer = store._committer
         self._contents = Contents(self._engine, router)
+        self._journals: dict[str, Journal] = {}
         self._id = resumed or uuid.uuid4().hex
         self._lease_seconds = lease
         self._auto_renew = auto_renew
@@ -282,7 +284,7 @@ class Transaction:
         expected = check_expected(expected)
         with self._lock:
             self._make_room()
-            found = self._store._open_journal(journal)
+            found = self._journal(journal)
             self._contents.persist(found, id, rows, expected, found._check_condition(fail_if, after))
             self._given += 1
 
@@ -294,8 +296,15 @@ class Transaction:
             raise InvalidRequestError("require_entity takes the sequence that the entity must be at, or hw.EXISTS")
         with self._lock:
             self._make_room()
-            self._contents.require(self._store._open_journal(journal), id, checked)
+            self._contents.require(self._journal(journal), id, checked)
             self._given += 1
+
+    def _journal(self, name: str) -> Journal:
+        """Return the journal of a name, which is looked up once for each transaction."""
+        name = str(parse_stream_name(name))
+        if name not in self._journals:
+            self._journals[name] = self._store._open_journal(name)
+        return self._journals[name]
 
     def update(self, synchronizer: Synchronizer[Any, Any], updates: Sequence[Any]) -> None:
         """Apply updates to shared state, at the commit, if nobody changed it since this process last fetched it."""

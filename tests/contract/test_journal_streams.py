@@ -89,6 +89,25 @@ def test_a_journal_is_read_between_places_across_splits_merges_and_tiering(store
         store.run_upkeep()
 
 
+def test_persists_that_nobody_waits_for_keep_their_order_across_splits_and_merges(store: hw.Store, j: hw.Journal) -> None:
+    stream = store.stream(NAME)
+
+    def give(first: int) -> None:
+        rounds = range(first, first + 5)
+        acks = [
+            j.persist_async(f"order-{entity}", hw.Record("counted", {"round": number})) for number in rounds for entity in range(ENTITIES)
+        ]
+        for ack in acks:
+            ack.result()
+
+    give(0)
+    made = stream.split(0, 3)
+    give(5)
+    stream.merge([made[0].number, made[1].number])
+    give(10)
+    check_rounds(rows_of(stream.read()), 15)
+
+
 def test_a_journal_is_followed_while_it_splits_until_it_is_sealed(store: hw.Store, j: hw.Journal) -> None:
     stream = store.stream(NAME)
     fill(j, 2)

@@ -418,6 +418,83 @@ def hold_and_release(store: hw.Store) -> Calls:
         yield hold
 
 
+# Journals.
+
+
+def persist_as_expected(store: hw.Store) -> Calls:
+    journal = store.journal("s/journal")
+    for number in count():
+        yield partial(journal.persist, "id", hw.Record("x", number), expected=number)
+
+
+def persist_to_a_known_entity(store: hw.Store) -> Calls:
+    journal = store.journal("s/journal")
+    while True:
+        yield lambda: journal.persist("id", hw.Record("x", 1))
+
+
+def persist_to_an_unknown_entity(store: hw.Store) -> Calls:
+    journal = store.journal("s/journal")
+    for number in count():
+        yield partial(journal.persist, f"id{number}", hw.Record("x", 1))
+
+
+def persist_if_a_tag_is_unused(store: hw.Store) -> Calls:
+    journal = store.journal("s/journal", scaling=hw.Scaling.fixed(4))
+    for number in count():
+        tag = f"tag{number}"
+        yield partial(journal.persist, tag, hw.Record("x", 1, tags=(tag,)), expected=0, fail_if=hw.Match(tags=(tag,)))
+
+
+def transaction_with_two_persists(store: hw.Store) -> Calls:
+    store.journal("s/journal", scaling=hw.Scaling.fixed(4))
+
+    def work(tx: hw.Transaction, number: int) -> None:
+        tx.persist("s/journal", "a", hw.Record("x", 1), expected=number)
+        tx.persist("s/journal", "b", hw.Record("x", 1), expected=number)
+
+    for number in count():
+        yield partial(_transaction, store, partial(work, number=number))
+
+
+def replay_of_an_entity(store: hw.Store) -> Calls:
+    journal = _filled_journal(store)
+    while True:
+        yield lambda: list(journal.replay("id3"))
+
+
+def head_of_an_entity(store: hw.Store) -> Calls:
+    journal = _filled_journal(store)
+    while True:
+        yield lambda: journal.head("id3")
+
+
+def ids_of_a_journal(store: hw.Store) -> Calls:
+    journal = _filled_journal(store)
+    while True:
+        yield lambda: list(journal.ids())
+
+
+def events_by_tag(store: hw.Store) -> Calls:
+    journal = _filled_journal(store)
+    while True:
+        yield lambda: list(journal.events(tag="tag3"))
+
+
+def snapshot_of_an_entity(store: hw.Store) -> Calls:
+    journal = _filled_journal(store)
+    while True:
+        yield lambda: journal.find_snapshot("id3")
+
+
+def _filled_journal(store: hw.Store) -> hw.Journal:
+    journal = store.journal("s/journal")
+    for number in range(20):
+        journal.persist(f"id{number}", [hw.Record("x", place, tags=(f"tag{number}",)) for place in range(10)])
+    journal.snapshot("id3", 10, {})
+    return journal
+
+
 #: Round trips on PostgreSQL. A NOTIFY after a commit is not counted, because no caller waits for its answer.
 ROUND_TRIPS: dict[Case, int] = {
     ack_of_an_event: 1,
@@ -472,6 +549,16 @@ ROUND_TRIPS: dict[Case, int] = {
     merge_segments: 12,
     tag_a_cut: 5,
     hold_and_release: 19,
+    persist_as_expected: 2,
+    persist_to_a_known_entity: 2,
+    persist_to_an_unknown_entity: 3,
+    persist_if_a_tag_is_unused: 2,
+    transaction_with_two_persists: 3,
+    replay_of_an_entity: 2,
+    head_of_an_entity: 1,
+    ids_of_a_journal: 2,
+    events_by_tag: 11,
+    snapshot_of_an_entity: 1,
 }
 
 #: Statements on SQLite, including BEGIN and COMMIT. Most run under the lock that all writers of the host share.
@@ -484,6 +571,8 @@ STATEMENTS: dict[Case, int] = {
     transaction_with_a_table_put: 14,
     # The session's receipt takes two of them: a put whose answer was lost is asked for again.
     table_put: 9,
+    persist_as_expected: 13,
+    persist_if_a_tag_is_unused: 15,
 }
 
 

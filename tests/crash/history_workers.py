@@ -40,6 +40,7 @@ class Log:
     """The log of one life of one process."""
 
     def __init__(self, folder: Path, role: str, life: int) -> None:
+        self.folder = folder
         self._file = os.open(folder / f"{role}.{life:03d}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def add(self, what: str, **facts: Any) -> None:
