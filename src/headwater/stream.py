@@ -31,6 +31,7 @@ from headwater.transactions import check_owner
 from headwater.writer import Writer
 
 if TYPE_CHECKING:
+    from headwater.datasets import StreamDataset
     from headwater.store import Store
 
 #: What streams of each kind are, and how they are written and read.
@@ -308,6 +309,15 @@ class Stream(Exported):
     def to_polars(self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None) -> Any:
         """Return the events between two places as a Polars DataFrame; the columns are those of `to_arrow`."""
         return as_polars(self.to_arrow(start, end, columns))
+
+    def dataset(self, start: Place = None, end: Place = None) -> StreamDataset:
+        """Open what lies between two places as a pyarrow Dataset, into which DuckDB and Polars push columns and filters.
+
+        It holds what it names until it is closed or collected, or the store is closed; then reading it raises InvalidRequestError.
+        """
+        from headwater.datasets import open_dataset  # pyarrow.dataset takes a while to load, and most programs don't use it
+
+        return open_dataset(self._store._engine, self._store._heart, self._check_events(), start, end)
 
     def _read_batches(
         self, start: Place = None, end: Place = None, columns: Sequence[str] | None = None

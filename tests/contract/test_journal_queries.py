@@ -201,6 +201,30 @@ def test_a_query_takes_places_as_a_stream_does(store: hw.Store, j: hw.Journal) -
         j.query(start=store.cut("shop/other"))
 
 
+def test_a_query_paused_at_any_place_goes_on_from_its_cut(store: hw.Store, j: hw.Journal) -> None:
+    stream = store.stream(NAME)
+    stream.merge([segment.number for segment in stream.segments()])
+    for number in range(32):
+        j.persist(f"e{number % 7}", record("xy"[number % 2], number, tags=("eu",) if number % 5 == 0 else ()))
+        if number % 6 == 5:
+            opened = sorted(stream.segments(), key=lambda segment: segment.start)
+            if number % 4 == 3 and len(opened) > 2:
+                stream.merge([segment.number for segment in opened[:2]])
+            else:
+                stream.split(opened[-1].number)
+        if number == 15:
+            store.run_upkeep()
+    wanted: list[dict[str, Any]] = [{}, {"tag": "eu"}, {"type": "x"}, {"id": "e3"}]
+    for more in wanted:
+        everything = [event.data for event in j.events(**more)]
+        for live in (False, True):
+            for count in range(len(everything) + 1):
+                query = j.query(**more, follow=live)
+                given = [event.data for event in islice(query, count)]
+                rest = [event.data for event in j.events(**more, start=query.cut)]
+                assert sorted(given + rest) == sorted(everything), (more, live, count)
+
+
 # Deletion and snapshots.
 
 

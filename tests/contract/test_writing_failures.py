@@ -38,14 +38,14 @@ def test_events_that_cannot_be_encoded_fail_alone(local_store: hw.Store, monkeyp
     def fail() -> Any:
         raise pa.ArrowInvalid("no such bytes")
 
-    def refuse(lane: Any, *rest: Any) -> Any:
-        if lane.stream.name == "a/bad":
+    def refuse(stream: Any, *rest: Any) -> Any:
+        if stream.name == "a/bad":
             if not begun:
                 fail()
-            for _, block in (found := encode(lane, *rest))[0]:
+            for _, block in (found := encode(stream, *rest))[0]:
                 block.make = fail
             return found
-        return encode(lane, *rest)
+        return encode(stream, *rest)
 
     monkeypatch.setattr(pending, "_encode", refuse)
     failing, neighbour = bad.writer(), good.writer()

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("segments",),
     ("streams",),
     (
+        "datasets",
         "exports",
         "frames",
         "lanewriter",

@@ -244,8 +244,8 @@ class SqliteDatabase:
         """Refuse to begin in the midst of a change of this very thread. What that has done would be taken for left over, and be undone."""
         if calls.is_under_way(self._writes.get(threading.get_ident())):
             raise UnavailableError(
-                f"a change of the catalog {self._path} can't begin in the middle of another one of the same thread, as in a handler, "
-                "a finaliser or a logging handler: repeat when that is over"
+                f"a change of the catalog {self._path} can't begin in the middle of another one of the same thread, as in a signal "
+                "or logging handler or a finaliser: repeat when that is over"
             )
 
     def _let_go(self) -> None:

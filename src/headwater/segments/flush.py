@@ -252,7 +252,7 @@ class Flusher:
         lane = run.lane
         with lane.lock:
             lane.close_run()
-            if run.size > 3 * INLINE_BYTES or list(lane.queue) != [run]:
+            if run.size > 3 * INLINE_BYTES or lane.error is not None or list(lane.queue) != [run]:
                 return None
             flush = PendingFlush([PendingPart(lane, [run])])
             self._storer.route(flush.parts[0])
@@ -402,7 +402,9 @@ class Flusher:
                 left.append(lane)
                 continue
             runs = lane.take(room)
-            if runs:
+            if lane.error is not None:
+                self._fail_lane(lane, lane.error, runs)
+            elif runs:
                 parts.append(PendingPart(lane, runs))
                 room -= sum(run.size for run in runs)
                 if lane.queue:

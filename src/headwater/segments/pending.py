@@ -27,7 +27,7 @@ from headwater.segments.block import EncodedBlock
 from headwater.segments.encoding import encode_few, encode_few_rows
 from headwater.segments.engine import Engine
 from headwater.segments.fewrows import FewRows, few_rows
-from headwater.segments.lanes import Lane, Run, given
+from headwater.segments.lanes import Lane, Run, StreamRef, given
 from headwater.segments.routing import Route
 from headwater.storage import layout
 
@@ -103,9 +103,9 @@ class Session:
 class Piece:
     """Runs of one lane that are encoded together: one block for each segment of an epoch that they go to."""
 
-    def __init__(self, lane: Lane, runs: list[Run], route: Route, turn: int) -> None:
+    def __init__(self, stream: StreamRef, runs: list[Run], route: Route, turn: int) -> None:
         self.runs = runs
-        self._lane = lane
+        self._ref = stream
         self._route = route
         self._turn = turn
         #: The blocks by segment; and which of those each event went to, None if there is one.
@@ -118,7 +118,7 @@ class Piece:
 
     @property
     def stream(self) -> int:
-        return self._lane.stream.id
+        return self._ref.id
 
     @property
     def segments(self) -> int:
@@ -132,7 +132,7 @@ class Piece:
         """The blocks, made on first use; none if the runs can't be stored; `error` says why."""
         if self._blocks is None:
             try:
-                self._blocks, self.which = _encode(self._lane, self.runs, self._route, self._turn)
+                self._blocks, self.which = _encode(self._ref, self.runs, self._route, self._turn)
             except Exception as error:
                 self.fail(error)
         return self._blocks or []
@@ -166,10 +166,14 @@ class Piece:
 
 
 class PendingPart:
-    """What commits or fails as one: runs of one lane, in order, and the pieces that the storer makes of them."""
+    """What commits or fails as one: runs of one lane, in order, and the pieces that the storer makes of them.
+
+    The lane itself is the flusher's; the storer only compares it, and asks the part for the stream and the terms.
+    """
 
     def __init__(self, lane: Lane, runs: list[Run]) -> None:
         self.lane = lane
+        self.stream = lane.stream
         self.runs = runs
         self.pieces: list[Piece] = []
         self.routing_error: BaseException | None = None
@@ -181,6 +185,16 @@ class PendingPart:
             if piece.error is not None:
                 return piece.error
         return self.routing_error
+
+    def terms(self) -> tuple[Term, ...]:
+        """The conditions of the commit: the lane's own, and those of its writer and schema as of now."""
+        lane, stream = self.lane, self.stream
+        terms = lane.terms
+        if lane.writer is not None:
+            terms += (WriterIs(stream.id, lane.writer, lane.generation, lane.stored_number, self.runs[-1].last_number),)
+        if stream.schema_version > 1:
+            terms += (SchemaIs(stream.id, stream.schema_version),)
+        return terms
 
 
 class PendingFlush:
@@ -270,25 +284,14 @@ class PendingFlush:
         parts = []
         objects: dict[int, str] = {}
         for pending in self.parts:
-            lane = pending.lane
             appends: list[Append] = []
             for piece in pending.pieces:
                 appends += piece.to_catalog()
                 if piece.place is not None:
                     objects[piece.place[0]] = piece.place[1]
-            parts.append(Part(tuple(appends), _terms(lane, pending.pieces[-1].runs[-1])))
+            parts.append(Part(tuple(appends), pending.terms()))
         first_file = session.first_needed(other for other in inflight if other is not self)
         return Flush(session.id, session.last_flush + 1, tuple(parts), tuple(objects.items()), first_file)
-
-
-def _terms(lane: Lane, last: Run) -> tuple[Term, ...]:
-    """What must hold for a lane's runs to be committed, up to this one."""
-    terms = lane.terms
-    if lane.writer is not None:
-        terms += (WriterIs(lane.stream.id, lane.writer, lane.generation, lane.stored_number, last.last_number),)
-    if lane.stream.schema_version > 1:
-        terms += (SchemaIs(lane.stream.id, lane.stream.schema_version),)
-    return terms
 
 
 class _CannotBeMade(Exception):
@@ -351,25 +354,27 @@ def _padded(length: int) -> int:
     return length + -length % 8
 
 
-def _encode(lane: Lane, runs: list[Run], route: Route, turn: int) -> tuple[list[tuple[int, EncodedBlock]], Any]:
+def _encode(stream: StreamRef, runs: list[Run], route: Route, turn: int) -> tuple[list[tuple[int, EncodedBlock]], Any]:
     offset = 0
-    if lane.stream.kind == "bytes":
+    if stream.kind == "bytes":
         for run in runs:
             run.count, run.offset = sum(map(len, run.values)), offset
             offset += run.count
         return [(route.numbers[0], _raw_block(runs))], None
     if _are_few(runs):
-        few = None if lane.stream.is_opaque else few_rows(lane.stream.schema)
-        if few is not None or lane.stream.is_opaque:
-            return _encode_few(lane, runs, route, turn, few)
+        few = None if stream.is_opaque else few_rows(stream.schema)
+        if few is not None or stream.is_opaque:
+            return _encode_few(stream, runs, route, turn, few)
     for run in runs:
         run.offset = offset - run.skipped
         offset += run.count
     spread = route.spread(given(runs), turn)
-    return spread.encode(lane.stream.schema_version, lane.stream.is_opaque), spread.which
+    return spread.encode(stream.schema_version, stream.is_opaque), spread.which
 
 
-def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int, few: FewRows | None) -> tuple[list[tuple[int, EncodedBlock]], Any]:
+def _encode_few(
+    stream: StreamRef, runs: list[Run], route: Route, turn: int, few: FewRows | None
+) -> tuple[list[tuple[int, EncodedBlock]], Any]:
     values: list[Any] = []
     keys: list[bytes | None] = []
     for run in runs:
@@ -377,7 +382,7 @@ def _encode_few(lane: Lane, runs: list[Run], route: Route, turn: int, few: FewRo
         values += run.values
         keys += run.keys
     spread, which = route.spread_few(values, keys, turn)
-    version = lane.stream.schema_version
+    version = stream.schema_version
     if few is None:
         return [(segment, encode_few(some, their_keys, version)) for segment, some, their_keys in spread], which
     return [(segment, encode_few_rows(some, their_keys, few, version)) for segment, some, their_keys in spread], which

@@ -76,10 +76,8 @@ class Storer:
 
     def route(self, part: PendingPart) -> None:
         """Route a part's runs to the open segments of its stream."""
-        if part.lane.error is not None:
-            raise part.lane.error.again()
         self._turn += 1
-        part.pieces = [Piece(part.lane, part.runs, self.router.route(part.lane.stream), self._turn)]
+        part.pieces = [Piece(part.stream, part.runs, self.router.route(part.stream), self._turn)]
 
     def prepare(self, flush: PendingFlush) -> bool:
         """Give the oldest flush the session's next number; False if it is not stored yet.
@@ -130,7 +128,7 @@ class Storer:
                 answers.append(Answer(part, _placements(part, result)))
                 continue
             if result.reason == SEALED:
-                self.router.forget(part.lane.stream)
+                self.router.forget(part.stream)
             answers.append(Answer(part, [], refused=result))
         return answers
 
