@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, frames, growth, history, journal, latency, reading, spark, writing
+from benchmarks import coordination, frames, growth, history, journal, latency, pipelines, reading, spark, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -48,6 +48,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "spark-write": spark.writing,
     "spark-table": spark.history,
     "spark-batch": spark.small_batches,
+    "pipeline-state": pipelines.state,
+    "pipeline-overhead": pipelines.overhead,
     "growth": growth.growth,
     "memory": growth.memory,
 }

@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 
 import headwater as hw
 from headwater.pipelines import IncompatibleError, OutputFailedError
+from headwater.pipelines.checkpoints import last_batch
 from headwater.pipelines.register import Owner
 from headwater.pipelines.sessions import SETTINGS
 from tests.spark.pipelines import forget_commits
@@ -139,12 +140,34 @@ def test_a_successor_goes_on_and_the_former_owner_stores_nothing_more(shop: Shop
     with pytest.raises(hw.FencedError, match="was taken over by process 1 on elsewhere"):
         run.wait()
     assert shop.table() == sums(range(200)), "it stored nothing after the change"
+    # Killed between our commit of the last batch and Spark's note of it.
+    checkpoint = shop.folder / "checkpoints" / "sales" / "totals" / "1"
+    forget_commits(checkpoint, last_batch(checkpoint, "commits"))
     # The stranger is gone, and had not stopped in order: its successor goes on in a copy of the checkpoint.
     successor = shop.totals()
     successor.run(until="caught_up")
     assert shop.table() == sums(range(300))
     assert successor.status()["totals"]["generation"] == 2
     shop.check()
+
+
+def test_a_catalog_on_postgresql_takes_a_pipeline_too(shop: Shop, tmp_path: Path, postgres_url: str) -> None:
+    with hw.open(tmp_path / "other", catalog=postgres_url, upkeep=False) as store:
+        other = Shop(shop.spark, store, tmp_path / "other")
+        other.create()
+        other.fill(0, 200)
+        pipeline = other.sales(partitions=2)
+        pipeline.run(until="caught_up")
+        pipeline.savepoint("first")
+        other.fill(200, 400)
+        pipeline.run(until="caught_up")
+        pipeline.restore("first")
+        assert other.table() == sums(even(0, 200))
+        pipeline.rescale(3)
+        pipeline.run(until="caught_up")
+        assert other.table() == sums(even(0, 400))
+        assert other.windows() == windows_of(even(0, 400), 338) == other.windows(COPY)
+        other.check()
 
 
 def test_a_second_supervisor_is_refused_and_names_the_first(shop: Shop) -> None:
