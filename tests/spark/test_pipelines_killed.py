@@ -231,3 +231,11 @@ def ask(pipeline: Pipeline, name: str) -> None:
     """Take a savepoint. Where the runner dies meanwhile, it is taken here."""
     with suppress(hw.HeadwaterError):
         pipeline.savepoint(name)
+
+
+@pytest.mark.long
+def test_the_taxi_day_is_right_after_a_restore_and_a_rescale(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "taxi_pipeline.py"), str(tmp_path / "city")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].endswith("every ride is counted once")
