@@ -66,9 +66,8 @@ def test_live_queries_see_all_that_many_threads_persist(store: hw.Store, pytestc
     everything, tagged = Follower(journal.events(follow=True)), Follower(journal.events(tag="even", follow=True))
 
     def work(thread: int) -> None:
-        mine = store.journal(NAME) if thread % 2 else journal
         for turn in range(events):
-            acks = [mine.persist_async(f"e{entity}", record([thread, turn], *["even"] * (turn % 2 == 0))) for entity in range(entities)]
+            acks = [journal.persist_async(f"e{entity}", record([thread, turn], *["even"] * (turn % 2 == 0))) for entity in range(entities)]
             for ack in acks:
                 ack.result()
 
