@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -73,7 +73,7 @@ def test_live_queries_see_all_that_many_threads_persist(store: hw.Store, pytestc
 
     with ThreadPoolExecutor(threads) as pool:
         jobs = [pool.submit(work, thread) for thread in range(threads)]
-        while not all(job.done() for job in jobs):
+        while wait(jobs, timeout=0.1).not_done:
             scale(journal.stream, rng)
             store.run_upkeep()
         for job in jobs:
