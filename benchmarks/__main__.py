@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, growth, history, journal, latency, reading, spark, writing
+from benchmarks import coordination, frames, growth, history, journal, latency, pipelines, reading, spark, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -42,10 +42,14 @@ BENCHMARKS: dict[str, Benchmark] = {
     "tiering": history.tiering,
     "write-beside": history.writing_beside,
     "scan": history.scans,
+    "frames": frames.frames,
+    "dataset": frames.datasets,
     "spark-read": spark.reading,
     "spark-write": spark.writing,
     "spark-table": spark.history,
     "spark-batch": spark.small_batches,
+    "pipeline-state": pipelines.state,
+    "pipeline-overhead": pipelines.overhead,
     "growth": growth.growth,
     "memory": growth.memory,
 }

@@ -96,7 +96,7 @@ def scans(bench: Bench) -> Iterator[Result]:
     """A typed stream of 20 columns, all in chunks, beside pyarrow reading the same files: all columns, and one of them."""
     catalog = bench.catalogs[0]
     with bench.place(catalog) as place:
-        files, count = _prepare(place, bench.sizes.read_events)
+        files, count = prepare(place, bench.sizes.read_events)
         with hw.open(place.url, catalog=place.catalog, upkeep=False) as store:
             stream = store.stream("bench/history")
             for variant, columns in (("all columns", None), ("1 column of 20", ["c7"])):
@@ -110,7 +110,7 @@ def scans(bench: Bench) -> Iterator[Result]:
                 yield Result("scan", variant, rates[0], "events/s", rates[1], limit, median_ratio(plain, own), at_least(0.8, "ratio"))
 
 
-def _prepare(place: Place, count: int) -> tuple[list[str], int]:
+def prepare(place: Place, count: int) -> tuple[list[str], int]:
     kinds = [pa.int64(), pa.float64(), pa.string(), pa.int32()]
     schema = pa.schema([(f"c{index}", kinds[index % 4]) for index in range(_COLUMNS)])
     random = np.random.default_rng(1)

@@ -33,6 +33,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef, make_chunk
 from headwater.segments.routing import Router
 from headwater.streams.lifecycle import open_stream
+from headwater.streams.replacing import Replace
 from headwater.streams.rollback import RollBack, check_kind
 from headwater.tables import find_changes_back
 from headwater.writer import EventCheck
@@ -168,6 +169,11 @@ class Contents:
             raise InvalidRequestError(f"this transaction writes to {name}: roll it back in another")
         self._refs[name] = ref
         self.terms.append(RollBack(ref.id, str(cut), str(parse_stream_name(keep_as)), force, transaction))
+
+    def replace_stream(self, name: str, by: str, keep_as: str, consumers: str) -> None:
+        """Add that a stream takes the name of another one."""
+        old, new = (open_stream(self._engine, parse_stream_name(each)) for each in (name, by))
+        self.terms.append(Replace(old.id, new.id, old.name, keep_as, consumers))
 
     def roll_table_back(self, name: str, version: int) -> None:
         """Add the changes that make a table's entries what they were at a version, if nobody changes the table before the commit."""

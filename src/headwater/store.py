@@ -354,6 +354,18 @@ class Store:
         self._flusher.forget_stream(deleted)
         truncation.free_deleted(self._engine)
 
+    def replace_stream(self, name: str, *, by: str, keep_as: str, consumers: str = "reread") -> None:
+        """Give the name of a stream or table to another one, `by`, in one commit; the old one is sealed, and called `keep_as` from then on.
+
+        Cuts of the old one hold up to where `by` was forked from it. Others, and all if it is no fork, raise RolledBackError with the cut
+        to read on from. Reader groups read on in the new one, from such a place; with consumers="continue" from its tail, and a group that
+        has not read all of the old one is a ConflictError. So are named writers of the old one.
+        """
+        with self.transaction() as tx:
+            tx.replace_stream(name, by=by, keep_as=keep_as, consumers=consumers)
+        for each in (name, by, keep_as):
+            self._router.forget_name(each)
+
     def cut(self, *names: str | Stream) -> Cut:
         """One consistent cut over the tails of all these streams."""
         if not names:

@@ -17,7 +17,7 @@ from headwater.exports import Exported, as_polars
 from headwater.model.arguments import check_flag, shown
 from headwater.model.cuts import Cut
 from headwater.model.events import Event
-from headwater.model.keys import KEY_SPACE
+from headwater.model.keys import KEY_SPACE, key_bytes
 from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
@@ -251,17 +251,21 @@ class Stream(Exported):
 
     # Reading.
 
-    def read(self, start: Place = None, end: Place = None, *, follow: bool = False) -> Iterator[Event]:
-        """Events from `start` (the head) to `end` (the tail as of now), in order for each key, across splits and merges too.
+    def read(
+        self, start: Place = None, end: Place = None, *, key: bytes | str | int | None = None, follow: bool = False
+    ) -> Iterator[Event]:
+        """Read the events from `start` (the head) to `end` (the tail as of now), in order for each key, across splits and merges too.
 
-        `follow` goes on at the tail and waits for more; it ends only when the stream is sealed.
+        `key` reads only the events with this routing key, and only the segments that may have some. `follow` goes on at the tail and
+        waits for more; it ends only when the stream is sealed.
         """
+        wanted = key_bytes(key)
         if not check_flag(follow, "follow"):
             ref, found = self._between(start, end)
-            return _events(reading.read_batches(self._store._engine, ref, found))
+            return _events(reading.read_batches(self._store._engine, ref, reading.of_key(found, wanted)), wanted)
         if end is not None:
             raise InvalidRequestError("a follower has no end: leave out `end`, or `follow`")
-        return _events(reading.follow_batches(self._store._engine, self._check_events(), start))
+        return _events(reading.follow_batches(self._store._engine, self._check_events(), start, wanted), wanted)
 
     def ranges(self, start: Place = None, end: Place = None, *, skip_truncated: bool = False) -> list[SegmentRange]:
         """What lies between two places as ranges that may be read in parallel, also in other processes.
@@ -354,10 +358,10 @@ class Stream(Exported):
         return self._store._engine.run(writers.open_writer, self._ref.id, parse_word(id, "writer"))
 
 
-def _events(batches: Iterator[Batch] | Iterator[Batch | None]) -> Iterator[Event]:
+def _events(batches: Iterator[Batch] | Iterator[Batch | None], key: bytes | None = None) -> Iterator[Event]:
     for batch in batches:
         if batch is not None:
-            yield from batch.events()
+            yield from batch.events() if key is None else batch.events_of_key(key)
 
 
 def _segment(row: SegmentRow) -> Segment:

@@ -39,6 +39,7 @@ from headwater.runtime import failpoints
 from headwater.segments.engine import Engine
 from headwater.segments.routing import Router
 from headwater.streams.cuts import check_cut
+from headwater.streams.replacing import CONTINUE, REREAD
 from headwater.synchronizer import Synchronizer
 from headwater.tables import check_entry, check_key
 
@@ -245,6 +246,17 @@ class Transaction:
                 self._contents.roll_table_back(name, to)
             else:
                 check_cut(to)
+            self._given += 1
+
+    def replace_stream(self, name: str, *, by: str, keep_as: str, consumers: str = "reread") -> None:
+        """Give the name of a stream to another one at the commit, as `Store.replace_stream` does. The transaction writes to neither."""
+        kept = str(parse_stream_name(keep_as))
+        if consumers not in (REREAD, CONTINUE):
+            raise InvalidRequestError(f"consumers 'reread' or 'continue', not {shown(consumers)}")
+        with self._lock:
+            self._make_room()
+            self._begin()
+            self._contents.replace_stream(name, by, kept, consumers)
             self._given += 1
 
     def _change_table(self, table: str, change: TableChange) -> None:

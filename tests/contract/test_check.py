@@ -514,7 +514,7 @@ def full(store: hw.Store) -> hw.Store:
         (f"UPDATE pin SET stream = {NEVER_GIVEN}", f"{NEVER_GIVEN} is in use, as pin.stream"),
         ("UPDATE tag SET cut = 'xx'", "the tag then: its cut can't be read"),
         ("UPDATE tag SET head = 'xx'", "the tag then: its head can't be read"),
-        ("UPDATE tag SET cut = replace(cut, 'a/hurt', 'a/none')", "its cut is of the stream a/none, which does not exist"),
+        ("UPDATE tag SET cut = replace(cut, '\"id\":', '\"id\":1')", "its cut is of the stream a/hurt, which does not exist"),
         ("UPDATE entry SET version = 900", "the table a/table has version 900 of the key 'key', but its last change is 1"),
         (
             f"UPDATE entry SET stream = (SELECT id FROM stream WHERE scope || '/' || name = '{WHOLE}')",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater.catalog import segments
 
 JOURNALS = ("shop/orders", "shop/stock")
 STREAM = "shop/clicks"
@@ -149,3 +150,23 @@ def test_what_can_not_be_merged_is_refused_at_once(store: hw.Store, journals: li
         store.read_merged("shop/nothing")
     journals[0].persist("a", hw.Record("x", 1))
     assert [number_of(event) for event in store.read_merged(store.stream(NAMES[0]))] == [1]
+
+
+def test_all_tails_of_a_round_are_of_one_look(store: hw.Store, journals: list[hw.Journal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cause and its effect are committed right after each look at tails: a follower that looked twice would see the effect alone."""
+    orders, stock = journals
+    engine, left = store._engine, list(range(5))
+    run = engine.run
+
+    def run_and_persist(operation: Any, *args: Any, **more: Any) -> Any:
+        found = run(operation, *args, **more)
+        if operation is segments.list_segments_of and left:
+            number = left.pop(0)
+            orders.persist("a", hw.Record("asked", number))
+            stock.persist("a", hw.Record("answered", number))
+        return found
+
+    live = store.read_merged(*JOURNALS, start="head", follow=True)
+    monkeypatch.setattr(engine, "run", run_and_persist)
+    found = [(live.stream, number_of(event)) for event in islice(live, 10)]
+    assert found == [(name, number) for number in range(5) for name in JOURNALS]

@@ -318,3 +318,52 @@ def test_an_entity_of_many_events_is_read_page_by_page(store: hw.Store, j: hw.Jo
     j.persist("a", record(data=300))
     assert [event.data for event in j.replay("a")] == [*wanted, 300]
     assert [event.data for event in j.replay("a", reverse=True, limit=50)] == [*wanted, 300][::-1][:50]
+
+
+# The journal as a stream, and its end.
+
+
+def test_what_reads_streams_reads_journals(store: hw.Store, j: hw.Journal) -> None:
+    wanted = {(f"e{number % 5}", number // 5 + 1): number for number in range(60)}
+    for id, sequence in wanted:
+        j.persist(id, record(data=wanted[id, sequence], tags=("t",)), expected=sequence - 1)
+    j.stream.split(0)
+    for _ in range(2):
+        columns = ["id", "sequence", "data", "tags", "_key"]
+        rows = j.stream.to_arrow(columns=columns).to_pylist()
+        assert {(row["id"], row["sequence"]): int(row["data"]) for row in rows} == wanted
+        assert all(row["tags"] == ["t"] and row["_key"] == row["id"].encode() for row in rows)
+        assert sum(batch.num_rows for part in j.stream.ranges() for batch in part.to_batches(columns=["id"])) == 60
+        assert [event.value["sequence"] for event in j.stream.read() if event.key == b"e3"] == list(range(1, 13))
+        store.run_upkeep()
+    group = store.reader_group("g", [NAME], end=store.cut(NAME))
+    with group.reader("r") as reader:
+        found = [(event.value["id"], event.value["sequence"]) for event in reader]
+    assert sorted(found) == sorted(wanted)
+    assert [sequence for id, sequence in found if id == "e3"] == list(range(1, 13))
+    assert sum(chunk.count for chunk in j.stream.chunks()) == 60
+
+
+def test_a_sealed_journal_is_read_and_a_deleted_one_says_so(store: hw.Store, j: hw.Journal) -> None:
+    j.persist("a", record())
+    j.stream.seal()
+    with pytest.raises(hw.SealedError):
+        j.persist("a", record())
+    assert [event.sequence for event in j.replay("a")] == [1] and list(j.ids()) == ["a"]
+    store.delete_stream(NAME)
+    calls: list[Any] = [
+        lambda: j.persist("a", record()),
+        lambda: list(j.replay("a")),
+        lambda: list(j.ids()),
+        lambda: list(j.ids(follow=True)),
+        lambda: list(j.events()),
+        lambda: list(j.events(tag="t")),
+        lambda: j.head("a"),
+        lambda: j.snapshot("a", 1, 1),
+        lambda: j.delete("a"),
+    ]
+    for call in calls:
+        with pytest.raises(hw.NotFoundError, match="deleted"):
+            call()
+    again = store.journal(NAME)
+    assert again.persist("a", record(), expected=0).first == 1

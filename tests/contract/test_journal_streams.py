@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
@@ -245,29 +243,6 @@ def test_duckdb_reads_the_chunks_of_a_journal(store: hw.Store, j: hw.Journal) ->
         "WHERE list_contains(tags, 'round:7') AND type = 'counted' AND segment >= 0"
     ).fetchall()
     assert (count, total) == (ENTITIES, 7 * ENTITIES)
-
-
-_COLD = """
-import sys
-import headwater as hw
-
-with hw.open(sys.argv[1], create=False, upkeep=False) as store:
-    journal = store.journal("shop/orders")
-    assert [event.data["round"] for event in journal.replay("order-3")] == list(range(1, 40))
-    assert len(list(journal.events(tag="round:7"))) == len(list(journal.ids())) == 12
-    assert len(list(journal.events(id="order-5", type="counted"))) == 40
-assert "pandas" not in sys.modules, "importing it takes longer than all else that is read first"
-"""
-
-
-def test_a_new_process_reads_chunks_without_pandas(local_store: hw.Store) -> None:
-    journal = local_store.journal(NAME, scaling=hw.Scaling.fixed(4))
-    fill(journal, 40)
-    journal.delete_to("order-3", 1)
-    local_store.run_upkeep()
-    assert sum(chunk.count for chunk in local_store.stream(NAME).chunks()) == 40 * ENTITIES
-    done = subprocess.run([sys.executable, "-c", _COLD, local_store.url], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 def test_only_persist_writes_a_journal(store: hw.Store, j: hw.Journal) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater.check import check_store
 from tests.contract.writing import values
 from tests.contract.writing import write_some as write
 
@@ -514,6 +515,23 @@ def test_what_can_not_be_rolled_back(store: hw.Store, stream: hw.Stream) -> None
     with pytest.raises(hw.NotFoundError):
         stream.roll_back(tail, keep_as=OLD, force=True)
     assert OLD not in store.streams()
+
+
+def test_check_finds_undone_events_and_torn_claims(local_store: hw.Store) -> None:
+    stream = local_store.create_stream("a/x", scaling=hw.Scaling.fixed(2))
+    write(stream, 10)
+    cut = stream.tail()
+    write(stream, 10)
+    stream.roll_back(cut, keep_as=OLD, force=True)
+    database: Any = local_store._engine.database
+    for damage, message in (
+        ("UPDATE undone SET first = first - 1 WHERE segment = 0", "rolled back to event"),
+        ('UPDATE segment SET claim = \'["job", 1, "k", 1]\' WHERE number = 2 AND sealed_epoch IS NULL', "different claims"),
+    ):
+        assert check_store(local_store).ok
+        database.write(lambda tx, damage=damage: tx.run(damage))
+        assert any(message in problem.message for problem in check_store(local_store).problems)
+        database.write(lambda tx: tx.run("UPDATE undone SET first = first + 1 WHERE segment = 0"))
 
 
 def test_in_memory(seed: int) -> None:

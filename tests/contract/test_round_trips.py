@@ -571,8 +571,8 @@ STATEMENTS: dict[Case, int] = {
     transaction_with_a_table_put: 14,
     # The session's receipt takes two of them: a put whose answer was lost is asked for again.
     table_put: 9,
-    persist_as_expected: 13,
-    persist_if_a_tag_is_unused: 15,
+    persist_as_expected: 12,
+    persist_if_a_tag_is_unused: 14,
 }
 
 

@@ -882,7 +882,7 @@ def test_what_pyarrow_can_not_do_with_one_stream_does_not_stop_the_upkeep_of_oth
         write(store.create_stream(name), numbered(3))
     write_chunk = chunk_module.write_chunk
 
-    def fail_once(*args: Any) -> int:
+    def fail_once(*args: Any, **kwargs: Any) -> int:
         monkeypatch.setattr(tiering, "write_chunk", write_chunk)
         raise pa.ArrowNotImplementedError("no")
 

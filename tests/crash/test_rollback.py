@@ -104,3 +104,38 @@ def test_the_lost_answer_to_a_roll_back_is_asked_for_again(place: Place, lost: i
                 tx.commit()
         tx.commit()
         _check(store, True)
+
+
+REPLACE_KILLS = [("replace.renamed", False), ("replace.applied", False), ("txn.applied", False), ("txn.committed", True)]
+
+
+def test_every_failpoint_of_replacements_is_tried() -> None:
+    assert {name for name in failpoints.NAMES if name.startswith("replace.")} <= {name for name, _ in REPLACE_KILLS}
+
+
+def replace(channel: Connection, place: Place, spec: str) -> None:
+    failpoints.arm(spec)
+    with place.open() as store:
+        store.replace_stream("a/x", by="a/y", keep_as="a/x.old")
+    channel.send("done")
+
+
+@pytest.mark.parametrize(("name", "happened"), REPLACE_KILLS)
+def test_a_replacement_that_is_killed_happened_as_a_whole_or_not_at_all(place: Place, crew: Crew, name: str, happened: bool) -> None:
+    with place.open(create=True) as store:
+        stream = store.create_stream("a/x")
+        write_some(stream, 10)
+        group = store.reader_group("g", ["a/x"])
+        write_some(stream.fork("a/y"), 5)
+        old = stream.id
+    killed = crew.start(replace, place, f"{name}=kill@1")
+    assert list(killed.hear_all()) == [] and killed.wait() == -9
+    with place.open() as store:
+        stream = store.stream("a/x")
+        assert (stream.id != old) == happened and len(values(stream)) == (15 if happened else 10)
+        if not happened:
+            store.replace_stream("a/x", by="a/y", keep_as="a/x.old")
+        group = store.reader_group("g")
+        assert group.lag().events == 15 and store.stream("a/x.old").is_sealed
+        report = check_store(store)
+        assert report.ok, report.problems

@@ -36,6 +36,8 @@ class Machine(RuleBasedStateMachine):
         self.store = hw.open(path, catalog=catalog)
         self.named: hw.Writer | None = None
         self.forks: dict[str, dict[str | None, list[str]]] = {}
+        #: Places that were rolled back.
+        self.stale: list[hw.Cut] = []
         self.held: tuple[hw.Cut, dict[str | None, int], hw.Cut, dict[str | None, int]] | None = None
 
     @initialize(segments=st.integers(1, 3))
@@ -164,7 +166,7 @@ class Machine(RuleBasedStateMachine):
     def tend(self) -> None:
         assert self.store.run_upkeep().problems == ()
 
-    @rule(what=st.sampled_from(["truncate", "scale", "fork", "delete", "write"]), at=CHOICE)
+    @rule(what=st.sampled_from(["truncate", "scale", "fork", "delete", "write", "roll_back"]), at=CHOICE)
     def tend_meanwhile(self, what: str, at: int) -> None:
         """One thing happens between the writing of the next chunk and its swap."""
         storage: Any = self.store._engine.storage
@@ -190,6 +192,8 @@ class Machine(RuleBasedStateMachine):
             self.do_fork(at)
         elif what == "delete" and self.forks:
             self.do_delete(at)
+        elif what == "roll_back":
+            self.do_roll_back(at)
         elif what == "write":
             for key, value in self.new_events(["0", None, "1"]):
                 self.writer.write(value, key=key)
@@ -210,6 +214,40 @@ class Machine(RuleBasedStateMachine):
         if len(self.forks) > 3:
             self.do_delete(0)
 
+    @rule(at=CHOICE)
+    def roll_back(self, at: int) -> None:
+        self.do_roll_back(at)
+
+    def do_roll_back(self, at: int) -> None:
+        """The stream ends at a place again; what it was is one more stream, and places past that place are stale for good."""
+        self.settle()
+        # Mostly not far: rules that follow need something to work on.
+        place = max(0, len(self.cuts) - 1 - at % 8)
+        cut, counts = self.cuts[place]
+        name = f"{self.stream.name}-{next(self.numbers)}"
+        try:
+            self.stream.roll_back(cut, keep_as=name, force=True)
+        except hw.TruncatedError:
+            return  # As in `read_between`.
+        self.forks[name] = {key: values[self.truncated[key] :] for key, values in self.written.items()}
+        self.stale += [late for late, more in self.cuts[place + 1 :] if any(more[key] > counts[key] for key in counts)]
+        self.written = {key: values[: counts[key]] for key, values in self.written.items()}
+        self.cuts = self.cuts[: place + 1]
+        if self.held is not None and any(number > counts[key] for key, number in self.held[3].items()):
+            self.store.release("reader")
+            self.held = None
+        if len(self.forks) > 3:
+            self.do_delete(0)
+
+    @rule(at=CHOICE)
+    def read_stale(self, at: int) -> None:
+        if self.stale:
+            with pytest.raises(hw.RolledBackError) as caught:
+                self.stream.ranges(self.stale[at % len(self.stale)])
+            # Where to read on is a place that is left.
+            assert caught.value.cut is not None
+            self.stream.ranges(caught.value.cut)
+
     # No preconditions from here on: whether there is a fork or a hold depends on how events came to lie in blocks, which is not the
     # same each time.
     @rule(at=CHOICE, keys=KEYS)
@@ -217,6 +255,8 @@ class Machine(RuleBasedStateMachine):
         if not self.forks:
             return
         name = list(self.forks)[at % len(self.forks)]
+        if self.store.stream(name).is_sealed:
+            return  # It is what the stream was before a roll-back.
         with self.store.stream(name).writer() as writer:
             for key in keys:
                 value = f"{next(self.numbers)}"
@@ -312,7 +352,20 @@ class Machine(RuleBasedStateMachine):
         self.store.delete_stream(self.stream.name)
         self.tend()
         query = self.store._engine.database.query
-        for table in ("segment", "extent", "inline_block", "dead_log", "tier", "base", "pin", "tag", "lease"):
+        for table in (
+            "segment",
+            "extent",
+            "inline_block",
+            "dead_log",
+            "tier",
+            "base",
+            "pin",
+            "tag",
+            "lease",
+            "undone",
+            "roll_back",
+            "fork_point",
+        ):
             assert query(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 

@@ -15,10 +15,11 @@ from pyspark.sql import functions as f
 
 import headwater as hw
 from headwater.pipelines import IncompatibleError, OutputFailedError
+from headwater.pipelines.checkpoints import last_batch
 from headwater.pipelines.register import Owner
 from headwater.pipelines.sessions import SETTINGS
 from tests.spark.pipelines import forget_commits
-from tests.spark.shop import COPY, ORDERS, PER_MINUTE, TOTALS, Shop, sums, windows_of
+from tests.spark.shop import BEGIN, COPY, ORDERS, PER_MINUTE, TOTALS, Shop, sums, windows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -139,12 +140,34 @@ def test_a_successor_goes_on_and_the_former_owner_stores_nothing_more(shop: Shop
     with pytest.raises(hw.FencedError, match="was taken over by process 1 on elsewhere"):
         run.wait()
     assert shop.table() == sums(range(200)), "it stored nothing after the change"
+    # Killed between our commit of the last batch and Spark's note of it.
+    checkpoint = shop.folder / "checkpoints" / "sales" / "totals" / "1"
+    forget_commits(checkpoint, last_batch(checkpoint, "commits"))
     # The stranger is gone, and had not stopped in order: its successor goes on in a copy of the checkpoint.
     successor = shop.totals()
     successor.run(until="caught_up")
     assert shop.table() == sums(range(300))
     assert successor.status()["totals"]["generation"] == 2
     shop.check()
+
+
+def test_a_catalog_on_postgresql_takes_a_pipeline_too(shop: Shop, tmp_path: Path, postgres_url: str) -> None:
+    with hw.open(tmp_path / "other", catalog=postgres_url, upkeep=False) as store:
+        other = Shop(shop.spark, store, tmp_path / "other")
+        other.create()
+        other.fill(0, 200)
+        pipeline = other.sales(partitions=2)
+        pipeline.run(until="caught_up")
+        pipeline.savepoint("first")
+        other.fill(200, 400)
+        pipeline.run(until="caught_up")
+        pipeline.restore("first")
+        assert other.table() == sums(even(0, 200))
+        pipeline.rescale(3)
+        pipeline.run(until="caught_up")
+        assert other.table() == sums(even(0, 400))
+        assert other.windows() == windows_of(even(0, 400), 338) == other.windows(COPY)
+        other.check()
 
 
 def test_a_second_supervisor_is_refused_and_names_the_first(shop: Shop) -> None:
@@ -212,6 +235,91 @@ def test_a_failure_ends_its_branch_after_a_few_restarts_and_the_others_go_on(sho
         pipeline.run(until="caught_up")
     assert shop.table() == sums(range(100))
     assert not shop.store.stream("shop/after").ranges(), "what reads it did not start"
+    shop.check()
+
+
+def test_a_restore_rolls_all_outputs_back_and_what_came_after_the_savepoint_is_processed_again_once(shop: Shop) -> None:
+    shop.fill(0, 400)
+    pipeline = shop.sales(partitions=2, max_events=250)
+    pipeline.run(until="caught_up")
+    pipeline.savepoint("early")
+    then = (shop.table(), shop.windows(), shop.windows(COPY))
+    shop.fill(400, 800)
+    with pipeline.start() as run:
+        shop.wait_for(run, shop.store.stream(ORDERS).tail(), ["per_minute", "totals"])
+        pipeline.savepoint("late")
+        run.stop()
+    later = shop.store.stream(PER_MINUTE).tail()
+    pipeline.restore("early")
+    assert (shop.table(), shop.windows(), shop.windows(COPY)) == then
+    assert [savepoint.state for savepoint in pipeline.savepoints()] == ["complete", "abandoned"]
+    with pytest.raises(hw.RolledBackError) as told:
+        list(shop.store.stream(PER_MINUTE).read(later))
+    assert told.value.cut is not None and not shop.store.stream(PER_MINUTE).ranges(told.value.cut)
+    kept = [name for name in shop.store.streams() if name.startswith(f"{PER_MINUTE}.undone-")]
+    assert len(kept) == 1 and len(shop.windows(kept[0])) > len(then[1])
+    with pytest.raises(hw.ConflictError, match="the savepoint 'late' was abandoned"):
+        pipeline.restore("late")
+    pipeline.run(until="caught_up")
+    assert shop.table() == sums(even(0, 800))
+    assert shop.windows() == windows_of(even(0, 800), 738) == shop.windows(COPY)
+    # Again, while it runs, by a request; and then a savepoint that was taken with the outputs rolled back.
+    with pipeline.start() as run:
+        pipeline.restore("early")
+        shop.fill(800, 1000)
+        shop.wait_for(run, shop.store.stream(ORDERS).tail(), ["per_minute", "totals"])
+        pipeline.savepoint("again")
+    pipeline.rescale(3)
+    pipeline.restore("again")
+    pipeline.run(until="caught_up")
+    assert shop.table() == sums(even(0, 1000))
+    assert shop.windows() == windows_of(even(0, 1000), 938) == shop.windows(COPY)
+    shop.check()
+
+
+def test_windows_and_deduplications_are_saved_restored_and_rescaled(shop: Shop) -> None:
+    pipeline = shop.empty()
+
+    @pipeline.stream("shop/sliding", watermark=("_time", "1 minute"), partitions=2)
+    def sliding(read: Any) -> Any:
+        return read.stream(ORDERS).groupBy(f.window("_time", "2 minutes", "1 minute")).agg(f.sum("price").alias("total"))
+
+    @pipeline.stream("shop/once", partitions=2)
+    def once(read: Any) -> Any:
+        return read.stream(ORDERS).dropDuplicates(["item"]).select("item")
+
+    @pipeline.stream("shop/within", watermark=("_time", "1 minute"), partitions=2)
+    def within(read: Any) -> Any:
+        return read.stream(ORDERS).dropDuplicatesWithinWatermark(["id"]).select("id")
+
+    def found() -> tuple[list[tuple[int, int]], list[str], list[int]]:
+        windows = [event.value for event in shop.store.stream("shop/sliding").read()]
+        return (
+            sorted((int((row["window"]["start"] - BEGIN).total_seconds()), row["total"]) for row in windows),
+            sorted(event.value["item"] for event in shop.store.stream("shop/once").read()),
+            sorted(event.value["id"] for event in shop.store.stream("shop/within").read()),
+        )
+
+    def expected(until: int) -> tuple[list[tuple[int, int]], list[str], list[int]]:
+        starts = [start for start in range(-60, until, 60) if start + 120 <= until - 1 - 60]
+        windows = [(start, sum(range(max(start, 0), min(start + 120, until)))) for start in starts]
+        return windows, sorted(sums(range(until))), list(range(until))
+
+    shop.fill(0, 300)
+    pipeline.run(until="caught_up")
+    pipeline.savepoint("first")
+    shop.fill(300, 450)
+    pipeline.run(until="caught_up")
+    assert found() == expected(450)
+    pipeline.restore("first")
+    assert found() == expected(300)
+    pipeline.rescale(3)
+    pipeline.run(until="caught_up")
+    # Orders that come again within the watermark are known, in whatever partition they are now.
+    shop.fill(430, 450)
+    shop.fill(450, 500)
+    pipeline.run(until="caught_up")
+    assert found()[1:] == expected(500)[1:]
     shop.check()
 
 

@@ -171,6 +171,23 @@ def test_a_take_over_that_is_killed_at_any_step_is_made_again(shop: Shop) -> Non
     finish(shop, pipeline)
 
 
+#: Before the restore is begun nothing has changed; after that it is completed, whoever runs the pipeline next.
+RESTORE_STEPS = ("tenure.Tenure.swap@1", "savepoints.unkeep@1", "commands.copy_checkpoint@1", "commands.add_roll_back@2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", ["commands.check_restore@1", *RESTORE_STEPS, "tenure.Tenure.renumber<1"])
+def test_a_restore_that_is_killed_is_completed_or_never_began(shop: Shop, step: str) -> None:
+    pipeline = begin(shop)
+    pipeline.savepoint("later")
+    kill_at(shop, step, "restore")
+    finish(shop, pipeline)
+    states = {savepoint.name: savepoint.state for savepoint in pipeline.savepoints()}
+    undone = [name for name in shop.store.streams() if ".undone-" in name]
+    began = not step.startswith("commands.check")
+    assert states["later"] == ("abandoned" if began else "complete") and len(undone) == (1 if began else 0)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "step",
@@ -214,3 +231,11 @@ def ask(pipeline: Pipeline, name: str) -> None:
     """Take a savepoint. Where the runner dies meanwhile, it is taken here."""
     with suppress(hw.HeadwaterError):
         pipeline.savepoint(name)
+
+
+@pytest.mark.long
+def test_the_taxi_day_is_right_after_a_restore_and_a_rescale(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "taxi_pipeline.py"), str(tmp_path / "city")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].endswith("every ride is counted once")

@@ -19,7 +19,9 @@ from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median
 
 @pytest.mark.slow
 # Those of Spark start a session each.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name.startswith("spark") else name for name in BENCHMARKS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name.startswith(("spark", "pipeline")) else name for name in BENCHMARKS]
+)
 def test_every_benchmark_gives_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "_PROCESSES", 2)
     results = list(BENCHMARKS[name](Bench(TINY, tmp_path, [Catalog("SQLite")])))

@@ -18,7 +18,7 @@ from headwater.catalog.schema import later, next_id
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import ConflictError, FencedError, NotFoundError, RolledBackError
 from headwater.model.arguments import MOST, check_whole
-from headwater.model.cuts import Cut
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import READER_SECONDS
 from headwater.model.names import parse_word
@@ -156,7 +156,17 @@ def explain_reset(tx: Tx, group: int, generation: int, handed: Mapping[Key, int]
     for (stream, segment), number in handed.items():
         if number:
             places.setdefault(stream, {})[segment] = number
-    return next((error for error in (undone.find_error(tx, *place) for place in places.items()) if error is not None), None)
+    for stream, place in places.items():
+        error = undone.find_error(tx, stream, place)
+        if error is not None:
+            # The reader knows only its own segments: the group's place says where all are read on.
+            numbers: dict[int, int] = dict(
+                tx.run("SELECT segment, position FROM group_segment WHERE grp = ? AND stream = ?", (group, stream))
+            )
+            assert error.cut is not None
+            [(name, _)] = error.cut.streams.items()
+            return RolledBackError(error.message, Cut(error.cut.store, {name: StreamCut(stream, numbers)}))
+    return None
 
 
 def _next(column: str) -> str:

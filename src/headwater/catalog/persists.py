@@ -23,6 +23,11 @@ TAG, TYPE = 0, 1
 #: An entity's or a tag's newest numbers are a page of their own from this many characters on.
 _PAGE_CHARACTERS = 400
 _MOST = 1 << 62
+#: Whether the index is whole, and the open segments with their tails.
+_JOURNAL = (
+    "SELECT j.state, s.number, s.tail FROM journal j LEFT JOIN segment s ON s.stream = j.stream AND s.sealed_epoch IS NULL "
+    "WHERE j.stream = ?"
+)
 #: A segment that was to be watched is not open any more.
 RESCALED = "rescaled"
 
@@ -120,8 +125,7 @@ class JournalLedger(Ledger["JournalTerm"]):
         self._asked = []
         for stream in sorted({term.stream for term in self.terms}):
             terms = [term for term in self.terms if term.stream == stream]
-            self._ask(found, "open", stream, "SELECT number, tail FROM segment WHERE stream = ? AND sealed_epoch IS NULL", (stream,))
-            self._ask(found, "state", stream, "SELECT state FROM journal WHERE stream = ?", (stream,))
+            self._ask(found, "journal", stream, _JOURNAL, (stream,))
             ids, tags, types = _asked_for(terms)
             for marks, values in in_lists(ids):
                 columns = "id, sequence, segment, number, paged, recent, last_count, last_ids, deleted"
@@ -139,10 +143,9 @@ class JournalLedger(Ledger["JournalTerm"]):
 
     def load(self, answers: list[list[Row]]) -> None:
         for (what, stream), rows in zip(self._asked, answers, strict=True):
-            if what == "open":
-                self._open[stream] = {row[0]: row[1] for row in rows}
-            elif what == "state":
+            if what == "journal":
                 self._states[stream] = rows[0][0] if rows else "gone"
+                self._open[stream] = {number: tail for _, number, tail in rows if number is not None}
             elif what == "entity":
                 for id, sequence, segment, number, paged, recent, count, ids, deleted in rows:
                     row = sequence, segment, number, paged, recent, count, bytes(ids) if ids is not None else None, deleted

@@ -35,6 +35,8 @@ class Plan:
                 terms.setdefault(term.ledger, []).append(term)
         # In one order everywhere, since some of them lock rows.
         self._ledgers = {kind: kind(self.tails, terms[kind]) for kind in sorted(terms, key=lambda kind: kind.__name__)}
+        #: The number of statements of each ledger.
+        self._looks: list[int] = []
         self._blocks: list[_PlacedBlock] = []
         self._grown: dict[tuple[int, int], Tail] = {}
 
@@ -63,12 +65,13 @@ class Plan:
 
     def looks(self) -> list[Statement]:
         """The statements that lock and look up what the terms need, to be run behind the locks; `load_looks` takes their answers."""
-        return [statement for ledger in self._ledgers.values() for statement in ledger.statements()]
+        looks = [ledger.statements() for ledger in self._ledgers.values()]
+        self._looks = [len(statements) for statements in looks]
+        return [statement for statements in looks for statement in statements]
 
     def load_looks(self, tx: Tx, answers: Sequence[list[Row]]) -> None:
         at = 0
-        for ledger in self._ledgers.values():
-            count = len(ledger.statements())
+        for ledger, count in zip(self._ledgers.values(), self._looks, strict=True):
             ledger.load(list(answers[at : at + count]))
             at += count
         for ledger in self._ledgers.values():

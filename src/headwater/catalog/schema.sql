@@ -314,6 +314,20 @@ CREATE TABLE roll_back (
 );
 CREATE INDEX roll_back_by_stream ON roll_back (stream);
 
+-- Where a fork parted from the stream that it was made of, as numbers by segment.
+CREATE TABLE fork_point (
+    stream BIGINT PRIMARY KEY,
+    parent BIGINT NOT NULL,
+    numbers TEXT NOT NULL
+);
+
+-- A stream whose name another one has now. Places of the stream up to `numbers` hold in the other one; NULL: none do.
+CREATE TABLE replacement (
+    stream BIGINT PRIMARY KEY,
+    successor BIGINT NOT NULL,
+    numbers TEXT
+);
+
 -- A log's numbers below `until` are in chunks, or truncated; about `small` of them are small. Inline blocks below it are garbage.
 CREATE TABLE tier (
     log BIGINT PRIMARY KEY,

@@ -49,7 +49,7 @@ def create_scope(tx: Tx, name: str) -> bool:
     return bool(tx.run("INSERT INTO scope (name, created_at) VALUES (?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name", (name,)))
 
 
-def _keep_scope(tx: Tx, name: str) -> None:
+def keep_scope(tx: Tx, name: str) -> None:
     """Make a scope if it is missing; in any case it stays until this transaction ends."""
     # Between the two statements another one may delete it.
     while not create_scope(tx, name) and not tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name,)):
@@ -76,7 +76,7 @@ def create_stream(
     tx: Tx, name: StreamName, *, kind: str, segments: int, scaling: str, retention: str, schema: bytes, labels: Collection[str]
 ) -> StreamRow | None:
     """The new stream, with its first epoch's segments; None if the name is taken. Makes the scope if it is missing."""
-    _keep_scope(tx, name.scope)
+    keep_scope(tx, name.scope)
     stream = next_id(tx, "stream")
     made = tx.run(
         "INSERT INTO stream (id, scope, name, kind, epoch, next_segment, schema_version, scaling, retention, created_at) "
@@ -103,7 +103,7 @@ def ensure_stream(
 
 def copy_stream(tx: Tx, parent: int, name: StreamName) -> StreamRow | None:
     """A new stream with its parent's kind, schemas and policies, without segments; None if the name is taken."""
-    _keep_scope(tx, name.scope)
+    keep_scope(tx, name.scope)
     stream = next_id(tx, "stream")
     made = tx.run(
         "INSERT INTO stream (id, scope, name, kind, epoch, next_segment, schema_version, scaling, retention, created_at) "
@@ -342,6 +342,7 @@ def delete_stream(tx: Tx, stream: int) -> None:
         "noted_time",
         "watermark",
         "undone",
+        "fork_point",
         "roll_back",
         *_LOAD_TABLES,
     )

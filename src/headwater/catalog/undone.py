@@ -17,7 +17,7 @@ from headwater.catalog.segments import SHIFT, SegmentRow, list_segments
 from headwater.errors import RolledBackError
 from headwater.model.cuts import Cut, StreamCut
 from headwater.model.keys import KeyRange
-from headwater.model.segmentmap import SegmentMap
+from headwater.model.segmentmap import Front, SegmentMap
 
 #: Of a segment that is gone as a whole, its very first place is undone too.
 ALL = -1
@@ -71,6 +71,9 @@ def find_error(tx: Tx, stream: int, numbers: Mapping[int, int], rows: Sequence[S
     }
     cuts, kept = _list_roll_backs(tx, {row[4] for row in found})
     reached = stream_map.reached(named, gone)
+    # Who reads one segment knows no place in the others: there it is where the stream was rolled back to.
+    known, ended = Front([*(stream_map.segments[segment] for segment in named), *gone]), stream_map.reached(cuts)
+    reached |= {number: ended[number] for number, row in stream_map.segments.items() if not known.covers(row.keys)}
     place = stream_map.frontier(reached, {*named, *cuts})
     [(store, scope, name)] = tx.run("SELECT (SELECT id FROM store), scope, name FROM stream WHERE id = ?", (stream,))
     return RolledBackError(
@@ -104,14 +107,14 @@ def _find(tx: Tx, stream: int, numbers: Mapping[int, int]) -> list[tuple[int, in
     return found
 
 
-def _list_roll_backs(tx: Tx, ids: Iterable[int]) -> tuple[set[int], list[str]]:
-    """The segments that the cuts of roll-backs name, and the full names of the streams that have what was rolled back."""
-    segments: set[int] = set()
+def _list_roll_backs(tx: Tx, ids: Iterable[int]) -> tuple[dict[int, int], list[str]]:
+    """The cuts of roll-backs as one, and the full names of the streams that have what was rolled back."""
+    numbers: dict[int, int] = {}
     names = []
     for id in sorted(ids):
         sql = "SELECT r.cut, s.scope, s.name FROM roll_back r LEFT JOIN stream s ON s.id = r.kept WHERE r.id = ?"
         for cut, scope, name in tx.run(sql, (id,)):
-            segments.update(map(int, json.loads(cut)))
+            numbers |= {int(segment): number for segment, number in json.loads(cut).items()}
             if scope is not None:
                 names.append(f"{scope}/{name}")
-    return segments, names
+    return numbers, names

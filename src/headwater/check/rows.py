@@ -30,6 +30,11 @@ _REFERENCES = (
     ("group_reader", "a reader", "grp", "reader_group", "id"),
     ("noted_time", "a noted time", "stream", "stream", "id"),
     ("watermark", "a watermark", "stream", "stream", "id"),
+    ("floor", "a keep", "stream", "stream", "id"),
+    ("undone", "an undone place", "stream", "stream", "id"),
+    ("undone", "an undone place", "roll_back", "roll_back", "id"),
+    ("roll_back", "a roll-back", "stream", "stream", "id"),
+    ("fork_point", "a fork's origin", "stream", "stream", "id"),
 )
 #: Ids are never used again: the sequence must be at or above all that are in use.
 _SEQUENCES = (
@@ -70,6 +75,18 @@ _FAULTS = (
         "the reader group {} reads {}, and has no position there",
         "SELECT g.name, o.name FROM group_stream o JOIN reader_group g ON g.id = o.grp "
         "WHERE NOT EXISTS (SELECT 1 FROM group_segment p WHERE p.grp = o.grp AND p.stream = o.stream)",
+    ),
+    (
+        "lineage",
+        "{}/{} was rolled back to event {} of segment {}, which ends at {} or is open",
+        "SELECT st.scope, st.name, u.first, u.segment, s.tail FROM undone u JOIN stream st ON st.id = u.stream "
+        "JOIN segment s ON s.stream = u.stream AND s.number = u.segment WHERE s.tail > u.first OR s.sealed_epoch IS NULL",
+    ),
+    (
+        "lineage",
+        "the open segments of {}/{} have {} different claims",
+        "SELECT max(st.scope), max(st.name), count(DISTINCT COALESCE(s.claim, '')) FROM segment s JOIN stream st ON st.id = s.stream "
+        "WHERE s.sealed_epoch IS NULL GROUP BY s.stream HAVING count(DISTINCT COALESCE(s.claim, '')) > 1",
     ),
     (
         "dangling",

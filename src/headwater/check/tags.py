@@ -28,7 +28,7 @@ def _tag_faults(tx: Tx, name: str) -> list[Problem]:
                 faults.append(Problem("catalog", f"the tag {name}: its {what} can't be read: {error.message}"))
                 continue
             for stream, part in cut.streams.items():
-                if not tx.run("SELECT 1 FROM stream WHERE id = ? AND scope || '/' || name = ?", (part.id, stream)):
+                if not tx.run("SELECT 1 FROM stream WHERE id = ?", (part.id,)):
                     faults.append(Problem("dangling", f"the tag {name}: its {what} is of the stream {stream}, which does not exist"))
                 elif lost := [segment for segment in part.segments if (part.id, segment) not in pins]:
                     message = f"the tag {name}: its {what} names the segments {lost} of {stream}, which it does not keep"

@@ -23,6 +23,7 @@ COMMANDS = {
     "seal": ("headwater.cli.streams", "End a stream: it stays readable."),
     "delete": ("headwater.cli.streams", "Delete a sealed stream with all its data."),
     "roll-back": ("headwater.cli.rewind", "End a stream at a cut again, and keep what it was under another name."),
+    "replace": ("headwater.cli.rewind", "Give the name of a stream to another one."),
     "keep": ("headwater.cli.rewind", "Keep everything of a stream from a place on."),
     "kept": ("headwater.cli.rewind", "List what is kept."),
     "unkeep": ("headwater.cli.rewind", "Forget a keep."),

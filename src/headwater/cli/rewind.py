@@ -45,6 +45,21 @@ def roll_back_command(
         _say(target, {"name": name, "tail": str(cut), "kept_as": keep_as}, f"{name} is rolled back by {gone:,} events; {keep_as} has them")
 
 
+@click.command("replace")
+@click.argument("name")
+@click.option("--by", required=True, metavar="NAME", help="The stream that takes the name.")
+@click.option("--keep-as", required=True, metavar="NAME", help="What the old stream is called from then on.")
+@click.option("--continue", "continues", is_flag=True, help="Reader groups go on at the tail; all must have read all.")
+@click.option("--force", is_flag=True, help="Don't ask.")
+@with_store
+def replace_command(target: Target, name: str, by: str, keep_as: str, continues: bool, force: bool) -> None:
+    """Give the name of a stream to another one, in one step. The old stream is sealed and kept."""
+    with target.open() as store:
+        confirm(f"Give the name {name} to {by}? What is {name} now is sealed, and called {keep_as}.", force)
+        store.replace_stream(name, by=by, keep_as=keep_as, consumers="continue" if continues else "reread")
+        _say(target, {"name": name, "by": by, "kept_as": keep_as}, f"{by} is {name} now; {keep_as} is what {name} was")
+
+
 @click.command("keep")
 @click.argument("keep")
 @click.argument("name")

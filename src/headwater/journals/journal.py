@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headwater.catalog import entities, journals, segments, snapshots
-from headwater.catalog.journals import READY
+from headwater.catalog.journals import DEAD, READY
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
 from headwater.exports import ExportedWhole
@@ -168,6 +168,13 @@ class Journal(ExportedWhole):
     def _check_ready(self, state: str) -> None:
         if state != READY:
             raise UnavailableError(f"the index of the journal {self.name} is being rebuilt by upkeep: repeat the call")
+
+    def _check_there(self) -> None:
+        """UnavailableError while the index is rebuilt, NotFoundError if the journal was deleted."""
+        state = self._engine.run(journals.find_state, self._ref.id)
+        if state is None or state == DEAD:
+            raise NotFoundError(f"the journal {self.name} was deleted")
+        self._check_ready(state)
 
     def _is_ready(self) -> bool:
         return self._engine.run(journals.find_state, self._ref.id) == READY

@@ -18,8 +18,7 @@ _PAGE = 1000
 def list_ids(journal: Journal, prefix: str, after: str | None, limit: int | None, follow: bool) -> Iterator[str]:
     """The ids in order; with `follow`, then those of new entities."""
     engine, ref = journal._engine, journal._ref
-    if not journal._is_ready():
-        journal._check_ready("")
+    journal._check_there()
     # Following begins at this cut. An entity that is listed with events past the cut is followed by its later events only.
     cut = journal._tail() if follow else None
     numbers = cut.streams[ref.name].segments if cut is not None else {}

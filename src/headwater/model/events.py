@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import repeat
@@ -94,6 +94,9 @@ class Event(tuple[Any, ...]):
 _make = partial(tuple.__new__, Event)
 
 
-def events_of(values: list[Any], keys: list[bytes | None] | None, source: EventSource) -> Iterator[Event]:
-    """The events of a batch, made as they are asked for."""
-    return map(_make, zip(values, keys if keys is not None else repeat(None), repeat(source), range(len(values))))
+def events_of(
+    values: list[Any], keys: Iterable[bytes | None] | None, source: EventSource, places: Sequence[int] | None = None
+) -> Iterator[Event]:
+    """The events of a batch, or those at some `places` of it, made as they are asked for."""
+    at = range(len(values)) if places is None else places
+    return map(_make, zip(values, keys if keys is not None else repeat(None), repeat(source), at))

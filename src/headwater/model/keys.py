@@ -30,6 +30,10 @@ class KeyRange(NamedTuple):
     def overlaps(self, other: KeyRange) -> bool:
         return self.start < other.end and other.start < self.end
 
+    def covers(self, key: bytes) -> bool:
+        """Whether events with this routing key belong here."""
+        return self.start <= hash_key(key) < self.end
+
     def split(self, parts: int) -> list[KeyRange]:
         """Equal neighbours that tile this range."""
         width = self.end - self.start

@@ -18,7 +18,8 @@ from headwater.pipelines.definitions import is_stateful
 from headwater.pipelines.graph import Graph
 from headwater.pipelines.preparing import check_definition
 from headwater.pipelines.queries import build, build_all, start_query
-from headwater.pipelines.register import SAVEPOINT, Generation, encode
+from headwater.pipelines.register import LIVE, SAVEPOINT, Generation, encode
+from headwater.pipelines.rollback import add_roll_back
 from headwater.pipelines.sessions import can_repartition, repartition
 from headwater.pipelines.supervisor import describe_error
 from headwater.pipelines.tenure import Tenure
@@ -96,6 +97,8 @@ def complete_restore(tenure: Tenure, store: Store) -> None:
         if rolls_back and found["number"] > record["number"] and found["state"] == savepoints.COMPLETE
     }
     made: list[tuple[str, int]] = []
+    # They are at the version of the last run.
+    tenure.claim()
     try:
         for other in later:
             # What they keep lies past the cut, and would refuse the roll-back.
@@ -103,7 +106,10 @@ def complete_restore(tenure: Tenure, store: Store) -> None:
         generations, cuts = _restored(tenure, name, record, rolls_back, made)
         live = replace(tenure.live, outputs=generations, pending=None)
         with store.transaction() as tx:
-            assert not cuts, "roll_back is refused before"
+            # The outputs are claimed: only who has the register's entry may change them.
+            tx.require(register.name, LIVE, tenure.live.version)
+            for target, (cut, keep_as) in cuts.items():
+                add_roll_back(tx, store, target, cut, keep_as)
             for other, found in later.items():
                 tx.put(register.name, SAVEPOINT + other, encode({**found, "state": savepoints.ABANDONED}))
             register.add_live(tx, live)
@@ -125,10 +131,10 @@ def complete_restore(tenure: Tenure, store: Store) -> None:
 
 def _restored(
     tenure: Tenure, name: str, record: Mapping[str, Any], rolls_back: bool, made: list[tuple[str, int]]
-) -> tuple[dict[str, Generation], dict[str, Cut]]:
-    """The generations as of a savepoint, and the cuts to which outputs are rolled back."""
+) -> tuple[dict[str, Generation], dict[str, tuple[Cut, str]]]:
+    """The generations as of a savepoint; the cut to which each output is rolled back, and the name of what it was."""
     generations: dict[str, Generation] = {}
-    cuts: dict[str, Cut] = {}
+    cuts: dict[str, tuple[Cut, str]] = {}
     for output, saved in record["outputs"].items():
         number = tenure.folders.make_generation(output)
         made.append((output, number))
@@ -145,7 +151,7 @@ def _restored(
             target=saved["target"],
             is_table=saved["is_table"],
         )
-        cuts[saved["target"]] = Cut.parse(saved["cut"])
+        cuts[saved["target"]] = Cut.parse(saved["cut"]), f"{saved['target']}.undone-{number}"
     for output, generation in tenure.live.outputs.items():
         if output in generations:
             continue
@@ -158,7 +164,7 @@ def _restored(
         query = str(uuid.uuid4())
         checkpoints.create(tenure.folders.generation(output, number), query)
         generations[output] = replace(generation, number=number, query=query, base=-1)
-        cuts[generation.target] = Cut.parse(generation.born)
+        cuts[generation.target] = Cut.parse(generation.born), f"{generation.target}.undone-{number}"
     return generations, cuts if rolls_back else {}
 
 

@@ -207,7 +207,6 @@ LATER: Mapping[str, str] = {
     "fork": "give the changed output a new name, which is filled from the head",
     "compare": "read both outputs with headwater.spark.table and compare them",
     "promote": "give the changed output a new name, and move its readers there",
-    "roll_back": "restore with outputs='append': what is processed again is appended again",
     "backfill": "an output is filled from the head of its inputs when it is new: give it a new name",
 }
 

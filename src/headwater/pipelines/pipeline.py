@@ -270,8 +270,6 @@ class Pipeline:
         if outputs not in ("roll_back", "append"):
             raise InvalidRequestError(f"outputs is 'roll_back' or 'append', not {outputs!r}")
         savepoints.get_record(self._register, name)
-        if outputs == "roll_back":
-            raise refuse_later("roll_back")
         self._do("restore", name=name, outputs=outputs)
 
     def rescale(self, partitions: int, output: str | None = None) -> None:

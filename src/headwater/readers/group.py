@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -84,10 +85,19 @@ class ReaderGroup:
 
     def _refs(self) -> list[StreamRef]:
         refs = [open_stream(self._engine, parse_stream_name(name)) for name in self._row.streams.values()]
+        self._names({ref.id for ref in refs})
         for ref in refs:
             if ref.id not in self._row.streams:
                 raise NotFoundError(f"the reader group {self.name} reads a deleted stream; another has its name {ref.name} by now")
         return refs
+
+    def _names(self, streams: Iterable[int]) -> dict[int, str]:
+        """The group's streams and their names, looked up again if one of these took another one's name."""
+        if not self._row.streams.keys() >= set(streams):
+            found = self._engine.run(groups.find_group, self._row.name)
+            if found is not None and found.id == self._row.id:
+                self._row = found
+        return self._row.streams
 
     def positions(self) -> Cut:
         """The group's committed positions."""
@@ -96,7 +106,7 @@ class ReaderGroup:
     def _cut(self, positions: dict[int, dict[int, int]]) -> Cut:
         if not positions:
             raise self._deleted()
-        names = self._row.streams
+        names = self._names(positions)
         return Cut(self._engine.store_id, {names[stream]: StreamCut(stream, numbers) for stream, numbers in positions.items()})
 
     def checkpoint(self, timeout: float = 30.0) -> Cut:
@@ -150,10 +160,11 @@ class ReaderGroup:
     def held_segments(self) -> list[HeldSegment]:
         """The segments the group is at: who holds each and since when, and the committed position."""
         frontier, rows = self._run(progress.frontier)
+        names = self._names({item.stream for item in frontier})
         return [
             HeldSegment(
                 item.reader,
-                self._row.streams[item.stream],
+                names[item.stream],
                 _segment(rows[item.stream, item.segment]),
                 item.position,
                 clock.to_datetime(item.since),

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from headwater.catalog import groups, segments
+from headwater.catalog import groups, segments, streams
 from headwater.catalog.groups import GroupRow
 from headwater.catalog.positions import Moves, ReaderMove, dump_moves
 from headwater.errors import (
@@ -386,6 +386,9 @@ class Reader:
 
     def _take(self, positions: Positions) -> None:
         """Hold these segments, each from its position on."""
+        for stream in {stream for stream, _ in positions} - self._refs.keys():
+            # It took the name of another one that the group read.
+            self._refs[stream] = self._engine.stream_ref(self._engine.run(streams.get_stream, stream))
         numbers: dict[int, list[int]] = {}
         for stream, segment in positions:
             numbers.setdefault(stream, []).append(segment)

@@ -23,6 +23,8 @@ NAMES = (
     "journal.created",
     "journal.written",
     "object.put",
+    "replace.renamed",
+    "replace.applied",
     "rollback.moved",
     "rollback.applied",
     "scale.applied",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import InvalidRequestError
 from headwater.model.arguments import items_of, shown
@@ -78,14 +80,26 @@ class Batch:
         return Position(self.segment, self.first + index)
 
     def events(self) -> Iterator[Event]:
-        columns = upgrade(self.columns(), self._stream.schema)
-        if self._stream.is_opaque:
-            values = columns.column(0).to_pylist()
-        else:
-            ours = python_schema(self._stream.schema)
-            values = (columns if ours is None else columns.cast(ours, safe=False)).to_pylist()
         keys = self._chunk.keys
-        return events_of(values, self._cut(keys).to_pylist() if keys is not None else None, self)
+        return events_of(self._values(self.columns()), self._cut(keys).to_pylist() if keys is not None else None, self)
+
+    def events_of_key(self, key: bytes) -> Iterator[Event]:
+        """The events with a routing key."""
+        if self._chunk.keys is None:
+            return iter(())
+        keys = self._cut(self._chunk.keys)
+        places = np.flatnonzero(pc.fill_null(pc.equal(keys, pa.scalar(key, keys.type)), False).to_numpy(zero_copy_only=False))
+        if not len(places):
+            return iter(())
+        return events_of(self._values(self.columns().take(pa.array(places))), repeat(key), self, places.tolist())
+
+    def _values(self, columns: pa.RecordBatch) -> list[Any]:
+        """The values of events, which were written with this schema of the stream or an older one."""
+        columns = upgrade(columns, self._stream.schema)
+        if self._stream.is_opaque:
+            return list(columns.column(0).to_pylist())
+        ours = python_schema(self._stream.schema)
+        return list((columns if ours is None else columns.cast(ours, safe=False)).to_pylist())
 
     def columns(self) -> pa.RecordBatch:
         """The columns of the stream's schema as they were written, perhaps with an older schema."""

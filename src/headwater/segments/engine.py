@@ -154,7 +154,11 @@ class Engine:
         if found is None:
             raise NotFoundError(f"there is no stream {name}")
         if found.stream.id != stream:
-            raise NotFoundError(f"stream {name} was deleted; another has its name by now")
+            try:
+                renamed = self.run(streams.get_stream, stream)
+            except NotFoundError:
+                raise NotFoundError(f"stream {name} was deleted; another has its name by now") from None
+            return self.open_cursor(StreamName(renamed.scope, renamed.name), stream, segment, start, end, columns, prefetch_bytes)
         ref, row = self.stream_ref(found.stream), found.segment
         names = check_columns(ref, columns)
         # Tags are asked only for numbers that are not readable without one.

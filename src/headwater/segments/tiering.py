@@ -21,8 +21,9 @@ from headwater.errors import ConditionFailedError, CorruptDataError
 from headwater.model.fieldids import assign
 from headwater.model.limits import CHUNK_BYTES, COMPACT_CHUNKS, MIB
 from headwater.runtime import failpoints
+from headwater.segments import chunk as chunk_module
 from headwater.segments.batches import Columns
-from headwater.segments.chunk import EXTRA, JOURNAL_GROUP_BYTES, ROW_GROUP_BYTES, seal_chunk, write_chunk
+from headwater.segments.chunk import EXTRA, JOURNAL_GROUP_BYTES, seal_chunk, write_chunk
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import SegmentCursor
@@ -188,7 +189,7 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
             yield batch.to_arrow(columns)
 
     ids = assign(engine.schema_history(stream.id, stream.schema_version))
-    group_bytes = JOURNAL_GROUP_BYTES if stream.kind == "journal" else ROW_GROUP_BYTES
+    group_bytes = JOURNAL_GROUP_BYTES if stream.kind == "journal" else chunk_module.ROW_GROUP_BYTES
     written = partial(write_chunk, schema=stream.schema, version=stream.schema_version, batches=batches(), ids=ids, group_bytes=group_bytes)
     engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
     info = seal_chunk(engine.storage, key)

@@ -8,12 +8,12 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from headwater.catalog import extents, looks, segments, streams, tags, undone
+from headwater.catalog import extents, looks, replacements, segments, streams, tags, undone
 from headwater.catalog.database import Tx
 from headwater.catalog.extents import InChunk
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import CorruptDataError, InvalidRequestError, TruncatedError
+from headwater.errors import CorruptDataError, InvalidRequestError, RolledBackError, TruncatedError
 from headwater.model.arguments import MOST, check_time, check_whole, shown
 from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
 from headwater.model.keys import KEY_SPACE, KeyRange
@@ -256,14 +256,21 @@ def _resolve(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], p
 def resolve_cut(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: Cut) -> dict[int, int]:
     """A cut's numbers for a stream. RolledBackError if the cut is past a place that the stream was rolled back to."""
     check_cut(cut)
-    part = cut.streams.get(stream.name)
-    if part is not None and part.id == stream.id and cut.store == store_id:
-        by_number = {row.number: row for row in rows}
+    part = _part_of(cut, stream)
+    if part is not None and cut.store == store_id:
+        moved = replacements.follow(tx, part.id, stream.id, part.segments) if part.id != stream.id else None
+        if moved is not None:
+            part = StreamCut(stream.id, moved.numbers)
+            cut = Cut(store_id, {stream.name: part})
         # Only a place that looks wrong is looked up.
-        if undone.is_suspect(by_number, part.segments):
+        if part.id == stream.id and undone.is_suspect({row.number: row for row in rows}, part.segments):
             error = undone.find_error(tx, stream.id, part.segments, rows)
             if error is not None:
                 raise error
+        if moved is not None and not moved.holds:
+            raise RolledBackError(
+                f"another stream has the name {stream.name} by now, without this place: read on from the cut of this error", cut
+            )
     return cut_numbers(store_id, stream, rows, cut)
 
 
@@ -279,6 +286,11 @@ def check_readable(store_id: str, stream: StreamRef, rows: list[SegmentRow], num
     _between(store_id, stream, rows, numbers, None)
 
 
+def _part_of(cut: Cut, stream: StreamRef) -> StreamCut | None:
+    """A cut's part for a stream, found by the stream's id: names can move."""
+    return next((part for part in cut.streams.values() if part.id == stream.id), cut.streams.get(stream.name))
+
+
 def check_cut(cut: Any) -> None:
     """Refuse what is no cut, where no other place will do."""
     if not isinstance(cut, Cut):
@@ -290,7 +302,7 @@ def cut_numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: C
     check_cut(cut)
     if cut.store != store_id:
         raise InvalidRequestError(f"this cut is of another store ({cut.store}), not of this one ({store_id})")
-    part = cut.streams.get(stream.name)
+    part = _part_of(cut, stream)
     if part is None:
         raise InvalidRequestError(f"this cut is of {', '.join(cut.streams) or 'no stream'}, not of {stream.name}")
     if part.id != stream.id:
@@ -343,8 +355,11 @@ def _ranges(
 
 def _tagged_head(tx: Tx, stream: StreamRef, cut: dict[int, int]) -> dict[int, int] | None:
     """Up to a tagged cut, the head is where it was when the cut was tagged."""
-    head = tags.find_head(tx, stream.id, cut, part_text(stream.name, StreamCut(stream.id, cut)))
-    return dict(Cut.parse(head).streams[stream.name].segments) if head is not None else None
+    # Without the name, which may have been another one when the tag was made.
+    _, text = part_text(stream.name, StreamCut(stream.id, cut)).split(":", 1)
+    head = tags.find_head(tx, stream.id, cut, text)
+    part = _part_of(Cut.parse(head), stream) if head is not None else None
+    return None if part is None else dict(part.segments)
 
 
 def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[int, int]) -> list[Range] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.catalog import journals, rebuilds, streams, tags, views
+from headwater.catalog import journals, rebuilds, replacements, streams, tags, views
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import operation
 from headwater.errors import AlreadyExistsError, InvalidRequestError, NotFoundError
@@ -43,6 +43,7 @@ def fork_stream(tx: Tx, store_id: str, stream: int, name: StreamName, place: Pla
     if row is None:
         raise AlreadyExistsError(f"stream {name} exists")
     views.copy_segments(tx, stream, row.id, numbers)
+    replacements.note_fork(tx, row.id, stream, numbers)
     if row.kind == "journal":
         journals.insert_journal(tx, row.id)
         rebuilds.begin_fork(tx, stream, row.id)

@@ -194,20 +194,35 @@ def look(engine: Engine, stream: StreamRef, cursor: SegmentCursor) -> SegmentSta
         raise with_head(engine, stream, error) from None
 
 
-def follow_batches(engine: Engine, stream: StreamRef, start: Place) -> Iterator[Batch | None]:
-    """The batches from a place on, for ever: None whenever there is nothing for a while. Ends when the stream is sealed and read."""
+def of_key(ranges: Iterable[Range], key: bytes | None) -> list[Range]:
+    """The ranges that may have events with a routing key; all of them if it is None."""
+    return [item for item in ranges if key is None or item.segment.keys.covers(key)]
+
+
+def follow_batches(engine: Engine, stream: StreamRef, start: Place, key: bytes | None = None) -> Iterator[Batch | None]:
+    """The batches from a place on, forever: None whenever there is nothing for a while. Ends when the stream is sealed and read.
+
+    With a routing key, those of the segments that may have its events.
+    """
     ranges = cuts.open_ranges(engine, stream, start)
-    return _following(engine, stream, _lineage(ranges), max((item.segment.number for item in ranges), default=-1))
+    newest = max((item.segment.number for item in ranges), default=-1)
+    return _following(engine, stream, _lineage(of_key(ranges, key)), newest, key)
 
 
-def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int) -> Iterator[Batch | None]:
+def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, key: bytes | None) -> Iterator[Batch | None]:
     reading: set[SegmentCursor] = set()
     with _Hold(engine, stream) as hold:
-        yield from _follow(engine, stream, lineage, newest, reading, hold)
+        yield from _follow(engine, stream, lineage, newest, reading, hold, key)
 
 
 def _follow(
-    engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, reading: set[SegmentCursor], hold: _Hold
+    engine: Engine,
+    stream: StreamRef,
+    lineage: Lineage,
+    newest: int,
+    reading: set[SegmentCursor],
+    hold: _Hold,
+    key: bytes | None,
 ) -> Iterator[Batch | None]:
     news: list[SegmentCursor] = []
     #: How far each segment was read that is finished.
@@ -259,9 +274,11 @@ def _follow(
             row = rows.get(number)
             if row is None and _is_rolled_back(engine, stream, number, {}):
                 continue
+            progressed = True
+            if row is not None and key is not None and not row.keys.covers(key):
+                continue
             if row is None or row.head:
                 raise with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
-            progressed = True
             lineage.add(Range(row, row.head, row.tail))
         newest = max(newest, *rows)
         if not reading and not lineage and sealed:

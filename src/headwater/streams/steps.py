@@ -184,6 +184,8 @@ def _walk(
     skip_truncated: bool,
     piece_bytes: int,
 ) -> _Walk:
+    if all(part.id != stream.id for part in start.streams.values()):
+        rows = segments.list_segments(tx, stream.id)
     lower = cuts.resolve_cut(tx, store_id, stream, rows, start)
     upper = cuts.resolve_cut(tx, store_id, stream, rows, end) if end is not None else None
     is_held = False
