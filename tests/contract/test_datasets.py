@@ -64,6 +64,22 @@ def test_duckdb_and_polars_push_columns_and_filters(stream: hw.Stream) -> None:
         assert sorted(frame.collect()["n"].to_list()) == [2998, 2999]
 
 
+def test_a_filter_skips_segments_and_row_groups_by_their_statistics(local_store: hw.Store) -> None:
+    stream = local_store.create_stream("a/large", schema=pa.schema([("n", pa.int64())]))
+    with stream.writer() as writer:
+        for start in range(0, 800_000, 100_000):
+            writer.write_batch(pa.table({"n": range(start, start + 100_000)}))
+            writer.flush()
+    local_store.run_upkeep()
+    with stream.dataset() as dataset:
+        wanted = ds.field("n") < 10
+        (chunk,) = dataset.get_fragments()
+        assert chunk.num_row_groups > 2
+        assert chunk.subset(filter=wanted).num_row_groups == 1
+        assert numbers(dataset.to_table(filter=wanted)) == list(range(10))
+        assert list(dataset.get_fragments(filter=ds.field("_segment") == 5)) == []
+
+
 def test_a_dataset_begins_and_ends_in_the_midst_of_chunks_and_blocks(store: hw.Store) -> None:
     stream = store.create_stream("a/stream", schema=SCHEMA)
     cuts = []
