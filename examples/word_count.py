@@ -19,8 +19,10 @@ def main() -> None:
         print(f"{report.events} new lines stored")
         counts = store.table("words/counts")
         with store.reader_group("counters", ["words/lines"]).reader("one", commit="manual") as reader:
-            while (batch := reader.read_batch(timeout=1.0)) is not None:
-                count(store, counts, reader, Counter(word for line in batch["value"].to_pylist() for word in words(line)))
+            while not reader.at_tail:
+                batch = reader.read_batch(timeout=1.0)
+                if batch is not None:
+                    count(store, counts, reader, Counter(word for line in batch["value"].to_pylist() for word in words(line)))
         total = Counter({word: int(entry.value) for word, entry in counts.items()})
         for word, number in total.most_common(3):
             print(f"{number:6} {word}")
