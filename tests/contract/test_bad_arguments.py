@@ -130,7 +130,7 @@ CALLS: dict[str, tuple[Callable[[hw.Store, Any], object], list[Any], str]] = {
     "range(columns)": (lambda s, x: s.stream("a/x").range(0, 0, 1).to_arrow(x), [5, object()], f"columns {LISTED} names"),
     "reader_group": (lambda s, x: s.reader_group("g", x), [5, "a/x", b"a/x", np.array(3)], f"{LISTED} streams"),
     "reader_group(none)": (lambda s, x: s.reader_group("g", x), [[], {}, ()], "one or more streams"),
-    "adopt": (lambda s, x: in_transaction(s, "adopt", x), [None, 5, "abc"], f"{LISTED} transactions' ids"),
+    "adopt": (lambda s, x: in_transaction(s, "adopt", x), [None, 5, "abc"], f"{LISTED} transactions' receipts"),
     # Flags.
     "open(create)": (lambda s, x: hw.open("memory://flags", create=x), ["no", None, 1], f"create {FLAG}"),
     "open(upkeep)": (lambda s, x: hw.open("memory://flags", upkeep=x), ["no", np.array([1, 2])], f"upkeep {FLAG}"),

@@ -124,8 +124,10 @@ class Query:
             lineage.add(item)
         sources: list[tuple[int, int, Fetched, Iterator[Fetched]]] = []
         while lineage or sources:
-            for item in lineage.take_ready():
-                self._enter(sources, item.segment.number, lineage, self._tagged(tag, item, rows.get(item.segment.number)))
+            # A segment without such events is done as it enters. Its successors enter before anything is given: their events may be older.
+            while ready := lineage.take_ready():
+                for item in ready:
+                    self._enter(sources, item.segment.number, lineage, self._tagged(tag, item, rows.get(item.segment.number)))
             if not sources:
                 continue
             _, segment, found, rest = heapq.heappop(sources)
