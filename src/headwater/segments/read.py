@@ -213,6 +213,11 @@ class SegmentCursor:
         if self._planned >= end:
             return
         found, self._first = self._first or self._plan_from(self._planned, end), ()
+        if not found and self._own_from <= self._planned:
+            # At the tail, or a roll-back put a view in the segment's place: its events lie in another log then.
+            self._own_from = inf
+            if self.end is not None:
+                found = self._plan_from(self._planned, end)
         if not found:
             if self.end is not None:
                 self._explain_gap(None)
