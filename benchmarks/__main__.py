@@ -46,6 +46,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "frames": frames.frames,
     "dataset": frames.datasets,
     "spark-read": spark.reading,
+    "spark-where": spark.conditions,
     "spark-write": spark.writing,
     "spark-table": spark.history,
     "spark-batch": spark.small_batches,

@@ -24,6 +24,7 @@ from headwater.model.fieldids import Path, assign, with_ids
 from headwater.model.limits import KIB, MIB
 from headwater.model.schemas import METADATA, is_opaque
 from headwater.segments.block import Chunk
+from headwater.segments.bounds import Choice, read_bounds
 from headwater.segments.keyfilter import FILTER, KeyFilters, checksum
 from headwater.storage import Storage
 
@@ -160,7 +161,7 @@ class RowGroups(NamedTuple):
     end: int
     appended_at: int
     length: int
-    #: Whether none of the events has the routing key that is read: nothing is fetched.
+    #: Whether none of the events is wanted: nothing is fetched.
     is_denied: bool = False
 
     @property
@@ -192,6 +193,7 @@ class ChunkFile:
             raise CorruptDataError(message, object=self.key)
         self.schema_version = int((arrow.metadata or {}).get(_VERSION_KEY, b"1"))
         self.names = arrow.names
+        self._arrow = arrow
         groups = [self.metadata.row_group(index) for index in range(self.metadata.num_row_groups)]
         self.firsts = [self.first]
         for group in groups:
@@ -230,6 +232,17 @@ class ChunkFile:
         filters = self._filters()
         stored = filters.fetch(storage, self.key)
         return filters.denied(stored, key, range(len(self._groups))) if checksum(stored) == self._filters_crc else set()
+
+    def unwanted(self, choice: Choice) -> set[int]:
+        """The row groups that can't have what a choice is after, by their statistics."""
+        bounds = {}
+        for name in choice.names:
+            place = self._places.get(name, range(0))
+            found = read_bounds(self.metadata, place.start, self._arrow.field(name).type) if len(place) == 1 else None
+            if found is not None:
+                bounds[name] = found
+        may_have = choice.may_have(bounds)
+        return set() if may_have is None else {index for index, is_wanted in enumerate(may_have) if not is_wanted}
 
     def check_filters(self, storage: Storage) -> None:
         """CorruptDataError unless the filters are those that were written."""
