@@ -78,7 +78,7 @@ def _fill(engine: Engine, table: StreamRef, fill: StreamRef) -> None:
             entries.add(key, number + 1, value)
         entries.renew()
     entries.flush()
-    for key in changed - found if view.head else ():
+    for key in sorted(changed - found) if view.head else ():
         entries.renew()
         if engine.run(tables.find_entry, fill.id, key) is None:
             message = f"the entry {key!r} of {table.name} as of version {version} is not known: changes up to version {view.head}"
