@@ -74,7 +74,8 @@ CREATE TABLE segment (
 );
 
 -- Numbers [first, first + count) of a log, in one block: inline, or `length` bytes at `position` of an object.
--- `form` 0: a block as it was appended; 1: a Parquet chunk, the object as a whole, `crc` being its footer's; 2: raw bytes in a chunk.
+-- `form` 0: a block as it was appended; 1: a Parquet chunk, the object as a whole, `crc` being its footer's and, from bit 32
+-- on, its filters'; 2: raw bytes in a chunk.
 -- Chunks also have `raw`, the bytes before compression, and `last_at`, when their last event was appended; `appended_at` is their first's.
 CREATE TABLE extent (
     log BIGINT NOT NULL,

@@ -129,12 +129,13 @@ class Engine:
         columns: Sequence[str] | None = None,
         *,
         keeps_schema: bool = False,
+        key: bytes | None = None,
     ) -> SegmentCursor:
         """A cursor over numbers [start, end) of a segment; over all from `start` on, also those to come, if `end` is None.
 
-        It asks nothing before its first batch. See `SegmentCursor` for `columns` and `keeps_schema`.
+        It asks nothing before its first batch. See `SegmentCursor` for `columns`, `keeps_schema` and `key`.
         """
-        return SegmentCursor(self, stream, segment, start, end, columns, keeps_schema=keeps_schema)
+        return SegmentCursor(self, stream, segment, start, end, columns, keeps_schema=keeps_schema, key=key)
 
     def open_cursor(
         self,
