@@ -197,6 +197,12 @@ CREATE TABLE entry (
     PRIMARY KEY (stream, key)
 );
 
+-- Tables that are being filled by a fork: streams of kind "filling", whose names nobody can give. 0: it is being dropped. See fills.py.
+CREATE TABLE filling (
+    stream BIGINT PRIMARY KEY REFERENCES stream (id),
+    renewed_at BIGINT NOT NULL
+);
+
 CREATE TABLE reader_group (
     id BIGINT PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
