@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, frames, growth, history, journal, latency, pipelines, reading, spark, writing
+from benchmarks import coordination, frames, growth, history, journal, latency, onekey, pipelines, reading, spark, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -42,9 +42,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     "tiering": history.tiering,
     "write-beside": history.writing_beside,
     "scan": history.scans,
+    "one-key": onekey.one_key,
     "frames": frames.frames,
     "dataset": frames.datasets,
     "spark-read": spark.reading,
+    "spark-where": spark.conditions,
     "spark-write": spark.writing,
     "spark-table": spark.history,
     "spark-batch": spark.small_batches,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -103,6 +104,35 @@ def reading(bench: Bench) -> Iterator[Result]:
         parquet = lambda: _seconds(lambda: _discard(spark.read.parquet(str(folder / "parquet"))))  # noqa: E731
         (taken,) = in_turns(bench.sizes.rounds, parquet)
         yield Result("spark-read", "spark.read.parquet, for comparison", rows * ROW_BYTES / MB / statistics.median(taken), "MB/s")
+
+
+def conditions(bench: Bench) -> Iterator[Result]:
+    """`where` that one row in a hundred passes, of a column that grows and of one in any order, beside Spark filtering all rows."""
+    rows = max(2000, bench.sizes.read_events)
+    folder = bench.path()
+    random = np.random.default_rng(1)
+    try:
+        with _session() as spark, hw.open(folder / "store", upkeep=False) as store:
+            stream = store.create_stream(_NAME, schema=pa.schema([("grows", pa.int64()), ("any", pa.int64()), ("text", pa.string())]))
+            with stream.writer() as writer:
+                for start in range(0, rows, 10_000):
+                    numbers = range(start, min(rows, start + 10_000))
+                    texts = [f"{number:0100d}" for number in numbers]
+                    writer.write_batch(pa.table({"grows": numbers, "any": random.integers(0, rows, len(numbers)), "text": texts}))
+                    writer.flush()
+            store.run_upkeep()
+            options = {"store": store.url, "stream": _NAME}
+            for column, variant in (("grows", "a column that grows"), ("any", "a column in any order")):
+                where = f"{column} < {rows // 100}"
+                own, limit = in_turns(
+                    bench.sizes.rounds,
+                    lambda: _seconds(lambda: _discard(spark.read.format("headwater").options(**options, where=where).load())),  # noqa: B023
+                    lambda: _seconds(lambda: _discard(spark.read.format("headwater").options(**options).load().where(where))),  # noqa: B023
+                )
+                rates = [1000 * statistics.median(found) for found in (own, limit)]
+                yield Result("spark-where", variant, rates[0], "ms", rates[1], "Spark filters", median_ratio(limit, own))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compare(

@@ -15,6 +15,7 @@ from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import PREFETCH_BYTES
 from headwater.model.names import parse_stream_name
 from headwater.segments.batches import Columns, batch_schema, check_columns
+from headwater.segments.bounds import Choice, MayHave
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import SegmentCursor
@@ -54,10 +55,17 @@ class SegmentRange(Exported):
         About `prefetch_bytes` are fetched ahead; a batch has up to a quarter of that, and at least one block or row group.
         """
         check_whole(prefetch_bytes, "prefetch_bytes", 1)
+        return self._read_chosen(columns, prefetch_bytes)
+
+    def _read_chosen(
+        self, columns: Sequence[str] | None, prefetch_bytes: int, names: Sequence[str] = (), may_have: MayHave | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same, without row groups of which `may_have` says by the bounds of the named columns that nothing in them is wanted."""
+        choice = Choice(names, may_have) if may_have is not None else None
         engine = self._engine
         name, numbers = parse_stream_name(self.stream), (self.start, self.end)
         try:
-            cursor, names = engine.open_cursor(name, self.stream_id, self.segment, *numbers, columns, prefetch_bytes)
+            cursor, names = engine.open_cursor(name, self.stream_id, self.segment, *numbers, columns, prefetch_bytes, choice)
         except TruncatedError as error:
             raise reading.with_head(engine, self._open_stream(), error) from None
         return _batches(engine, cursor, names)
@@ -129,5 +137,7 @@ def list_chunks(engine: Engine, stream: StreamRef, start: cuts.Place, end: cuts.
 
 def _batches(engine: Engine, cursor: SegmentCursor, names: list[str]) -> Iterator[pa.RecordBatch]:
     columns = Columns(names)
-    while (batch := reading.next_batch(engine, cursor.stream, cursor)) is not None:
-        yield batch.to_arrow(columns)
+    while not cursor.is_done:
+        batch = reading.next_batch(engine, cursor.stream, cursor)
+        if batch is not None:
+            yield batch.to_arrow(columns)

@@ -256,13 +256,13 @@ class Stream(Exported):
     ) -> Iterator[Event]:
         """Read the events from `start` (the head) to `end` (the tail as of now), in order for each key, across splits and merges too.
 
-        `key` reads only the events with this routing key, and only the segments that may have some. `follow` goes on at the tail and
-        waits for more; it ends only when the stream is sealed.
+        `key` reads only the events with this routing key, and only those segments and row groups that may have some. `follow` goes on
+        at the tail and waits for more; it ends only when the stream is sealed.
         """
         wanted = key_bytes(key)
         if not check_flag(follow, "follow"):
             ref, found = self._between(start, end)
-            return _events(reading.read_batches(self._store._engine, ref, reading.of_key(found, wanted)), wanted)
+            return _events(reading.read_batches(self._store._engine, ref, found, key=wanted), wanted)
         if end is not None:
             raise InvalidRequestError("a follower has no end: leave out `end`, or `follow`")
         return _events(reading.follow_batches(self._store._engine, self._check_events(), start, wanted), wanted)

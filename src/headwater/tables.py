@@ -20,7 +20,7 @@ from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
 from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef
-from headwater.streams import cuts, reading
+from headwater.streams import cuts, reading, tableforks
 
 #: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
 TABLE_SCHEMA = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -116,9 +116,19 @@ class Table(ExportedWhole):
         """Make the entries what they were at a version, as one commit of new changes; 0 is before the first change.
 
         The history stays, and versions grow as ever. ConflictError if the table changes all the time; InvalidRequestError if the changes
-        have more than 64 MiB.
+        have more than 64 MiB: `fork` and `store.replace_stream` have no such limit.
         """
         self._roll_back(self.name, check_whole(version, "a table's version", most=MOST))
+
+    def fork(self, name: str, version: int | None = None) -> Table:
+        """Make a table of its own with the entries as of a version (None: now) and all changes up to it; returns the new table.
+
+        The changes are shared, the entries are copied. The name is not taken before the table is whole. A sealed table can be forked, too.
+        """
+        if version is not None:
+            check_whole(version, "a table's version", most=MOST)
+        self._flusher.settle(self._ref.id)
+        return Table(self._engine, self._flusher, tableforks.fork(self._engine, self._ref, name, version), self._roll_back)
 
     def _read_batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         return ENTRY_SCHEMA, self._entry_batches()
@@ -168,32 +178,27 @@ class Table(ExportedWhole):
 def find_changes_back(engine: Engine, ref: StreamRef, version: int) -> tuple[int, list[tuple[str, bytes | None]]]:
     """(the table's version now, changes that make its entries what they were at an earlier one). A value of None is a removal."""
     row = reading.get_single_segment(engine, ref)
-    if version > row.tail:
-        raise InvalidRequestError(f"{ref.name} is at version {row.tail}; there is no version {version}")
-    if version < row.head or (row.head and version == row.head):
+    tableforks.check_version(engine, ref, row, version)
+    if row.head and version == row.head:
         raise TruncatedError(f"changes of {ref.name} up to version {version} were truncated", cuts.head(engine, ref))
-    present = dict(_scan(engine, ref, row.number, version, row.tail))
+    present = {key: value for _, key, value in tableforks.scan_changes(engine, ref, row.number, version, row.tail)}
     before: dict[str, bytes | None] = dict.fromkeys(present)
-    size = 0
+    size, found = 0, set()
     if present:
-        for key, value in _scan(engine, ref, row.number, row.head, version):
+        for _, key, value in tableforks.scan_changes(engine, ref, row.number, row.head, version):
             if key in before:
+                found.add(key)
                 size += len(value or b"") - len(before[key] or b"")
                 before[key] = value
+    if row.head and found != present.keys():
+        message = f"changes of {ref.name} up to version {row.head} were truncated, and with them perhaps the value of"
+        raise TruncatedError(f"{message} {min(present.keys() - found)!r} as of version {version}", cuts.head(engine, ref))
     if size + sum(map(len, before)) > ROLLED_BACK_BYTES:
         raise InvalidRequestError(
             f"rolling {ref.name} back to version {version} takes more than {ROLLED_BACK_BYTES:,} bytes of changes: "
             "table.fork(name, version) and store.replace_stream have no such limit"
         )
     return row.tail, [(key, value) for key, value in sorted(before.items()) if value != present[key]]
-
-
-def _scan(engine: Engine, ref: StreamRef, segment: int, start: int, end: int) -> Iterator[tuple[str, bytes | None]]:
-    """The keys and values of the changes with these numbers."""
-    cursor = engine.cursor(ref, segment, start, end)
-    columns = Columns(["key", "value"])
-    while (batch := reading.next_batch(engine, ref, cursor)) is not None:
-        yield from zip(*(column.to_pylist() for column in batch.to_arrow(columns).columns), strict=True)
 
 
 def changes_chunk(keys: Sequence[str], values: Sequence[bytes | None]) -> Chunk:

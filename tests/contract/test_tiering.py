@@ -907,7 +907,7 @@ def test_an_object_store_is_tiered_compacted_and_cleaned(tmp_path: Path, postgre
         stream = store.create_stream("t/remote", schema=pa.schema([("id", pa.int64()), ("text", pa.string())]))
         for start in range(0, 300, 30):
             with stream.writer() as writer:
-                writer.write_batch(pa.table({"id": range(start, start + 30), "text": ["." * 5000] * 30}))
+                writer.write_batch(pa.table({"id": range(start, start + 30), "text": ["." * 5000] * 30}), key="id")
             if start % 60:
                 tier(store)
         slow = stream.read()
@@ -917,6 +917,7 @@ def test_an_object_store_is_tiered_compacted_and_cleaned(tmp_path: Path, postgre
         assert report.problems == () and report.objects_deleted
         assert [event.value["id"] for event in slow] == list(range(1, 300))
         assert stream.to_arrow(columns=["id"]).column("id").to_pylist() == list(range(300))
+        assert [event.value["id"] for key in (0, 299, 300, 7) for event in stream.read(key=key)] == [0, 299, 7]
         store.run_upkeep()
         keys = [info.key for prefix in ("l0/", "chunks/", "txn/") for info in store._engine.storage.list(prefix)]
         assert len(keys) == 1 and keys[0].startswith("chunks/t/remote-")

@@ -74,7 +74,8 @@ CREATE TABLE segment (
 );
 
 -- Numbers [first, first + count) of a log, in one block: inline, or `length` bytes at `position` of an object.
--- `form` 0: a block as it was appended; 1: a Parquet chunk, the object as a whole, `crc` being its footer's; 2: raw bytes in a chunk.
+-- `form` 0: a block as it was appended; 1: a Parquet chunk, the object as a whole, `crc` being its footer's and, from bit 32
+-- on, its filters'; 2: raw bytes in a chunk.
 -- Chunks also have `raw`, the bytes before compression, and `last_at`, when their last event was appended; `appended_at` is their first's.
 CREATE TABLE extent (
     log BIGINT NOT NULL,
@@ -194,6 +195,12 @@ CREATE TABLE entry (
     version BIGINT NOT NULL,
     value BLOB NOT NULL,
     PRIMARY KEY (stream, key)
+);
+
+-- Tables that are being filled by a fork: streams of kind "filling", whose names nobody can give. 0: it is being dropped. See fills.py.
+CREATE TABLE filling (
+    stream BIGINT PRIMARY KEY REFERENCES stream (id),
+    renewed_at BIGINT NOT NULL
 );
 
 CREATE TABLE reader_group (

@@ -15,6 +15,9 @@ from headwater.model.keys import WHOLE
 from headwater.model.names import StreamName
 from headwater.model.policies import Retention
 
+#: The kind of a table whose entries are being filled: see fills.py.
+FILLING = "filling"
+
 
 @dataclass(frozen=True)
 class StreamRow:
@@ -49,10 +52,11 @@ def create_scope(tx: Tx, name: str) -> bool:
     return bool(tx.run("INSERT INTO scope (name, created_at) VALUES (?, now_us()) ON CONFLICT (name) DO NOTHING RETURNING name", (name,)))
 
 
-def keep_scope(tx: Tx, name: str) -> None:
-    """Make a scope if it is missing; in any case it stays until this transaction ends."""
+def keep_scope(tx: Tx, name: str, *, alone: bool = False) -> None:
+    """Make a scope if it is missing; in any case it stays until this transaction ends. `alone`: and gets no streams of others."""
+    lock = "UPDATE" if alone else "SHARE"
     # Between the two statements another one may delete it.
-    while not create_scope(tx, name) and not tx.run("SELECT 1 FROM scope WHERE name = ? FOR SHARE", (name,)):
+    while not create_scope(tx, name) and not tx.run(f"SELECT 1 FROM scope WHERE name = ? FOR {lock}", (name,)):
         pass
 
 
@@ -124,8 +128,8 @@ def list_forks(tx: Tx, stream: int) -> list[str]:
     """Full names of the streams that read some of this one's logs."""
     rows = tx.run(
         "SELECT DISTINCT f.scope, f.name FROM segment s JOIN base b ON b.source = s.log JOIN segment v ON v.log = b.log "
-        "JOIN stream f ON f.id = v.stream WHERE s.stream = ?",
-        (stream,),
+        "JOIN stream f ON f.id = v.stream WHERE s.stream = ? AND f.kind <> ?",
+        (stream, FILLING),
     )
     return sorted(f"{row[0]}/{row[1]}" for row in rows)
 

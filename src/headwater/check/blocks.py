@@ -147,6 +147,7 @@ class BlockCheck(ABC):
                 chunk, _ = file.read(self._engine.storage, group.places, None)
                 chunk.columns.validate(full=True)
                 file.check_numbers(self._engine.storage, group.places)
+            file.check_filters(self._engine.storage)
         except CorruptDataError as error:
             kind = "missing" if error.facts.get("missing") else "damaged"
             self._add_lost(extent, kind, key, error.message)

@@ -18,6 +18,7 @@ _REFERENCES = (
     ("stream_schema", "a schema", "stream", "stream", "id"),
     ("writer", "a writer", "stream", "stream", "id"),
     ("entry", "a table's entry", "stream", "stream", "id"),
+    ("filling", "a fill", "stream", "stream", "id"),
     ("stream_load", "a load", "stream", "stream", "id"),
     ("load_history", "a load of the past", "stream", "stream", "id"),
     ("scale_event", "a scaling", "stream", "stream", "id"),
@@ -110,8 +111,14 @@ _FAULTS = (
     (
         "dangling",
         "the catalog has a table's entries of {}/{}, which is a stream of {}",
-        "SELECT st.scope, st.name, st.kind FROM stream st WHERE st.kind <> 'table' "
+        "SELECT st.scope, st.name, st.kind FROM stream st WHERE st.kind NOT IN ('table', 'filling') "
         "AND EXISTS (SELECT 1 FROM entry e WHERE e.stream = st.id)",
+    ),
+    (
+        "dangling",
+        "{}/{} is of kind {!r}, and the catalog's list of the tables that are being filled says otherwise",
+        "SELECT st.scope, st.name, st.kind FROM stream st "
+        "WHERE (st.kind = 'filling') <> EXISTS (SELECT 1 FROM filling f WHERE f.stream = st.id)",
     ),
 )
 

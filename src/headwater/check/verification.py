@@ -11,7 +11,7 @@ from headwater.catalog import journals, rebuilds, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
-from headwater.catalog.streams import StreamRow
+from headwater.catalog.streams import FILLING, StreamRow
 from headwater.check import rows, unused
 from headwater.check.blocks import SeenObjects
 from headwater.check.indexes import find_index_faults, find_lost_rows
@@ -136,7 +136,7 @@ def _check_stream(engine: Engine, stream: int, report: CheckReport, objects: See
 
 
 def _find_row_faults(row: StreamRow) -> Iterator[str]:
-    if row.kind not in (*KINDS, *INNER_KINDS):
+    if row.kind not in (*KINDS, *INNER_KINDS, FILLING):
         yield f"it is of the kind {row.kind!r}, which is none"
     for what, parse, text in (("scaling", Scaling.from_json, row.scaling), ("retention", Retention.from_json, row.retention)):
         try:

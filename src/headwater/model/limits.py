@@ -58,6 +58,11 @@ PUT_SECONDS: Final = {10 * MIB: 50.0, 40 * MIB: 110.0, 128 * MIB: TRANSFER_SECON
 #: Tables: one key, one value. A key is in an index, whose rows may have 2.6 KiB on PostgreSQL.
 TABLE_KEY_BYTES: Final = 2 * KIB
 TABLE_VALUE_BYTES: Final = 1 * MIB
+#: Entries, and bytes of their values, that a fork of a table copies under one lock.
+FILL_ROWS: Final = 2000
+FILL_BYTES: Final = 2 * MIB
+#: Upkeep drops a fork of a table whose process has not renewed it for this long.
+FILL_SECONDS: Final = 60.0
 #: The owner of a marker, which is in an index too.
 MARKER_OWNER_BYTES: Final = 2 * KIB
 #: A reader of a group that was not seen for this long is taken for dead.

@@ -28,6 +28,7 @@ from headwater.model.numbers import Numbers
 from headwater.model.schemas import is_opaque
 from headwater.runtime.workers import Workers
 from headwater.segments.batches import check_columns
+from headwater.segments.bounds import Choice
 from headwater.segments.chunk import ChunkFiles
 from headwater.segments.fetching import Fetched, fetch
 from headwater.segments.lanes import StreamRef
@@ -129,12 +130,13 @@ class Engine:
         columns: Sequence[str] | None = None,
         *,
         keeps_schema: bool = False,
+        key: bytes | None = None,
     ) -> SegmentCursor:
         """A cursor over numbers [start, end) of a segment; over all from `start` on, also those to come, if `end` is None.
 
-        It asks nothing before its first batch. See `SegmentCursor` for `columns` and `keeps_schema`.
+        It asks nothing before its first batch. See `SegmentCursor` for `columns`, `keeps_schema` and `key`.
         """
-        return SegmentCursor(self, stream, segment, start, end, columns, keeps_schema=keeps_schema)
+        return SegmentCursor(self, stream, segment, start, end, columns, keeps_schema=keeps_schema, key=key)
 
     def open_cursor(
         self,
@@ -145,6 +147,7 @@ class Engine:
         end: int,
         columns: Sequence[str] | None,
         prefetch_bytes: int,
+        choice: Choice | None = None,
     ) -> tuple[SegmentCursor, list[str]]:
         """A cursor over numbers [start, end) of a segment, and the columns that it reads; in one round trip, with its first plan.
 
@@ -158,14 +161,17 @@ class Engine:
                 renamed = self.run(streams.get_stream, stream)
             except NotFoundError:
                 raise NotFoundError(f"stream {name} was deleted; another has its name by now") from None
-            return self.open_cursor(StreamName(renamed.scope, renamed.name), stream, segment, start, end, columns, prefetch_bytes)
+            return self.open_cursor(StreamName(renamed.scope, renamed.name), stream, segment, start, end, columns, prefetch_bytes, choice)
         ref, row = self.stream_ref(found.stream), found.segment
         names = check_columns(ref, columns)
         # Tags are asked only for numbers that are not readable without one.
         if row is None or not (tags.is_kept(row, start, end, {}) or tags.is_kept(row, start, end, self.run(tags.get_pins, stream))):
             error = self.run(undone.explain, stream, {segment: end}) if row is None else None
             raise error or TruncatedError(f"some of segment {segment} of {name} was truncated")
-        return SegmentCursor(self, ref, segment, start, end, names, prefetch_bytes, keeps_schema=True, planned=found.extents), names
+        planned = found.extents
+        return SegmentCursor(
+            self, ref, segment, start, end, names, prefetch_bytes, keeps_schema=True, planned=planned, choice=choice
+        ), names
 
     def wait_for_more(self, cursors: Collection[SegmentCursor], seen: int, seconds: float) -> None:
         """Wait until these cursors, all at their tails, may have more than when the catalog was at version `seen`; up to `seconds`.

@@ -8,7 +8,7 @@ damaged.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,8 @@ from headwater.model.limits import MIB, PLAN_EXTENTS, PREFETCH_BYTES
 from headwater.runtime.workers import Later, Task
 from headwater.segments.batches import Batch
 from headwater.segments.block import decode, verify
-from headwater.segments.chunk import RowGroups
+from headwater.segments.bounds import Choice
+from headwater.segments.chunk import ChunkFile, RowGroups
 from headwater.segments.lanes import StreamRef
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class SegmentCursor:
     `columns` are the columns that callers will ask its batches for: others are not fetched from chunks. None means all. With
     `keeps_schema` all events have the schema of `stream`, even if upkeep wrote them with a newer one; without it, events have newer columns
     from where those begin. `planned` are the first extents from `start` on, if they are known. `log` is for upkeep, which reads logs that
-    have no segment any more.
+        have no segment any more. With a `key`, row groups that can't have an event with this routing key are passed over; with a
+    `choice`, those that it rules out.
 
     After any error, a Ctrl-C too, the cursor continues with the first event that it did not hand out.
     """
@@ -76,10 +78,14 @@ class SegmentCursor:
         keeps_schema: bool = False,
         planned: Sequence[Extent] = (),
         log: int | None = None,
+        key: bytes | None = None,
+        choice: Choice | None = None,
     ) -> None:
         self._engine = engine
         self._stream = stream
         self._log = log
+        self._key = key
+        self._choice = choice
         self._columns = columns
         self._prefetch_bytes = prefetch_bytes
         self._keeps_schema = keeps_schema
@@ -136,11 +142,13 @@ class SegmentCursor:
         return BytesBlock(extent.first, data.slice(0, extent.end - extent.first), extent.appended_at, extent.last_at or extent.appended_at)
 
     def next_batch(self) -> Batch | None:
-        """The next events that lie together; None if there are none now."""
+        """The next events that lie together; None if there are none now, or if `number` has passed over some that are not wanted."""
         start = self.number
         try:
             found = self._next()
-            return None if found is None else self._batch(start, *found)
+            if found is None or (isinstance(found[0], RowGroups) and found[0].is_denied):
+                return None
+            return self._batch(start, *found)
         except BaseException:
             self.go_back(start)
             raise
@@ -261,6 +269,8 @@ class SegmentCursor:
                 break
             self._fetching.append((group, self._begin_fetching(group)))
             self._fetching_bytes += _memory(group)
+            if isinstance(first, RowGroups) and first.is_denied:
+                break  # It has no bytes, and the next chunk's footer can wait until it is passed over.
         if self._ready:
             return True
         if not self._fetching:
@@ -303,6 +313,7 @@ class SegmentCursor:
             return True
         try:
             file = self._engine.chunks.open(extent)
+            denied = self._denied(file)
         except CorruptDataError as error:
             if not self._fetching and not self._ready:
                 self._look_again(extent, error)
@@ -315,8 +326,14 @@ class SegmentCursor:
         end = self.end if self.end is not None else extent.end
         bounds = max(self.number, extent.first), min(end, extent.end)
         # Two at once, at twice their size: see `_memory`.
-        self._waiting.extendleft(reversed(file.row_groups(*bounds, self._columns, self._prefetch_bytes // 4)))
+        self._waiting.extendleft(reversed(file.row_groups(*bounds, self._columns, self._prefetch_bytes // 4, denied)))
         return True
+
+    def _denied(self, file: ChunkFile) -> Collection[int]:
+        if self._key is not None:
+            return file.denied(self._engine.storage, self._key)
+        # Columns of these names that a fork's parent has added are null in what the fork has of it, and counted as such.
+        return file.unwanted(self._choice) if self._choice is not None else ()
 
     def _next_group(self) -> Sequence[Extent | RowGroups]:
         """The next row group; or the next extents that are inline, or that lie in one object."""
@@ -342,6 +359,8 @@ class SegmentCursor:
         engine, kind, columns = self._engine, self._stream.kind, self._columns
         item = group[0]
         if isinstance(item, RowGroups):
+            if item.is_denied:
+                return Later(lambda: [None])
             return engine.workers.submit(lambda: [item.file.read(engine.storage, item.places, columns)])
         extents = [extent for extent in group if isinstance(extent, Extent)]
         is_near = item.key is not None and engine.storage.expect(item.key, [(extent.position, extent.length) for extent in extents])

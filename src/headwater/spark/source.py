@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from headwater.spark.holding import Hold
 from headwater.spark.options import SourceOptions
 from headwater.spark.planning import divide
 from headwater.spark.types import APPENDED, METADATA, conform, spark_arrow_schema, to_arrow, to_spark_schema, union_schema
-from headwater.spark.where import Condition, columns_of, from_spark_filter, make_expression, parse_where
+from headwater.spark.where import Condition, columns_of, from_spark_filter, make_expression, may_match, parse_where
 
 #: An idle query asks for new data about 20 times a second instead of 80.
 _IDLE_SECONDS = 0.05
@@ -120,7 +121,8 @@ class RangeReader:
         expression = make_expression(self.condition, full) if self.condition is not None else None
         # Rows without any of the columns are rows all the same.
         wanted = [name for name in full.names if name in there] or ["_number"]
-        for batch in part.to_batches(wanted, prefetch_bytes=_PREFETCH_BYTES):
+        may_have = partial(may_match, self.condition, schema=full) if self.condition is not None else None
+        for batch in part._read_chosen(wanted, _PREFETCH_BYTES, sorted(columns_of(self.condition)), may_have):
             if expression is not None:
                 batch = conform(_with_nulls(batch, full), full).filter(expression)
             if batch.num_rows:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow.types as pt
 from pyspark.sql import datasource as filters
 
 from headwater import InvalidRequestError
+from headwater.spark.types import convert
 
 Condition = tuple[Any, ...]
 
@@ -225,6 +227,67 @@ def _compare(operator: str, column: Any, kind: pa.DataType, value: pa.Scalar) ->
         ">": column.__gt__,
         ">=": column.__ge__,
     }[operator](value)
+
+
+def may_match(condition: Condition, bounds: Mapping[str, Any], schema: pa.Schema) -> Sequence[bool] | None:
+    """Whether each row group may have rows that a condition chooses, by the bounds of its columns; None if nothing is known of them.
+
+    `schema` is that of the batches that the condition is for. It may only ever be wrong by keeping too much.
+    """
+    made: dict[str, Any] = {}
+    for name, found in bounds.items():
+        kind = schema.field(name).type
+        # What grows with a value grows with what is made of it, but for texts made of numbers.
+        if (_is_text(kind) or _is_blob(kind)) != (_is_text(found.least.type) or _is_blob(found.least.type)):
+            continue
+        with suppress(pa.ArrowException):
+            made[name] = found._replace(least=convert(found.least, kind), most=convert(found.most, kind))
+    if not made:
+        return None
+    count = len(next(iter(made.values())).least)
+    return list(_may(condition, False, made, schema, count))
+
+
+_OPPOSITES = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+def _may(condition: Condition, negated: bool, bounds: Mapping[str, Any], schema: pa.Schema, count: int) -> Iterable[bool]:
+    operator, *rest = condition
+    if operator == "not":
+        return _may(rest[0], not negated, bounds, schema, count)
+    if operator in ("and", "or"):
+        pairs = zip(*(_may(inner, negated, bounds, schema, count) for inner in rest), strict=True)
+        return [all(pair) if (operator == "and") != negated else any(pair) for pair in pairs]
+    found = bounds.get(rest[0])
+    if found is None:
+        return [True] * count
+    if operator == "null" and not negated:
+        return list(found.has_nulls)
+    # Nothing else, nor its opposite, is true of a null.
+    possible = [not only_nulls for only_nulls in found.only_nulls]
+    if operator in ("null", "like"):
+        return possible
+    kind = schema.field(rest[0]).type
+    value = _literal(rest[1], kind, rest[0])
+    operator = _OPPOSITES[operator] if negated else operator
+    is_nan = pt.is_floating(value.type) and math.isnan(value.as_py())
+    if is_nan or (pt.is_floating(kind) and operator in (">", ">=", "!=")):
+        # There may be NaN, of which statistics say nothing, and which is the largest.
+        return possible
+    least = _holds({"=": "<=", ">": None, ">=": None}.get(operator, operator), found.least, kind, value)
+    most = _holds({"=": ">=", "<": None, "<=": None}.get(operator, operator), found.most, kind, value)
+    either = operator == "!="
+    return [may and ((low or high) if either else (low and high)) for may, low, high in zip(possible, least, most, strict=True)]
+
+
+def _holds(operator: str | None, values: pa.Array, kind: pa.DataType, value: pa.Scalar) -> list[bool]:
+    """Whether a comparison holds for each value; True for those that are not known, and where there is nothing to compare."""
+    if operator is None:
+        return [True] * len(values)
+    column = pc.field("value")
+    rows = pa.record_batch({"value": values, "row": pa.array(range(len(values)))})
+    held = set(rows.filter(_compare(operator, column, kind, value) | column.is_null()).column("row").to_pylist())
+    return [row in held for row in range(len(values))]
 
 
 def _is_blob(kind: pa.DataType) -> bool:

@@ -77,15 +77,23 @@ def hold_ranges(tx: Tx, stream: int, name: str, ranges: Sequence[tuple[int, int,
     tags.hold(tx, name, [(stream, *numbers) for numbers in kept], int(_HOLD_SECONDS * 1_000_000))
 
 
-def read_batches(engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None = None) -> Iterator[Batch]:
-    """The batches of ranges, each segment's in order; with these columns only, if they are named. `stream` was looked up after them."""
-    return (batch for _, batch in merge_batches(engine, [(stream, ranges)], columns))
+def read_batches(
+    engine: Engine, stream: StreamRef, ranges: list[Range], columns: Sequence[str] | None = None, key: bytes | None = None
+) -> Iterator[Batch]:
+    """The batches of ranges, each segment's in order; with these columns only, if they are named. `stream` was looked up after them.
+
+    With a routing key, those that may have its events.
+    """
+    return (batch for _, batch in merge_batches(engine, [(stream, _of_key(ranges, key))], columns, key))
 
 
 def merge_batches(
-    engine: Engine, parts: Sequence[tuple[StreamRef, list[Range]]], columns: Sequence[str] | None = None
+    engine: Engine, parts: Sequence[tuple[StreamRef, list[Range]]], columns: Sequence[str] | None = None, key: bytes | None = None
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches of ranges of several streams in the order of their appends, each with the place of its stream in `parts`."""
+    """The batches of ranges of several streams in the order of their appends, each with the place of its stream in `parts`.
+
+    With these columns only, if they are named; without those that can't have an event with the routing key, if there is one.
+    """
     if columns is not None and sum(len(ranges) for _, ranges in parts) > 1:
         columns = [*columns, "_appended"]
     lineages = [_lineage(ranges) for _, ranges in parts]
@@ -97,7 +105,7 @@ def merge_batches(
             for place, (stream, _) in enumerate(parts):
                 holds[place].renew(lefts[place].values)
                 for item in lineages[place].take_ready():
-                    cursor = engine.cursor(stream, item.segment.number, item.start, item.end, columns, keeps_schema=True)
+                    cursor = engine.cursor(stream, item.segment.number, item.start, item.end, columns, keeps_schema=True, key=key)
                     reading.add(_Source(engine, stream, cursor, place))
             source, batch = _earliest(reading)
             left = lefts[source.place]
@@ -105,8 +113,8 @@ def merge_batches(
                 reading.remove(source)
                 lineages[source.place].finish(source.segment)
                 del left[source.segment]
-            elif batch is not None:
-                left[source.segment] = (source.segment, batch.end, left[source.segment][2])
+            else:
+                left[source.segment] = (source.segment, source.number, left[source.segment][2])
             if batch is not None:
                 yield source.place, batch
 
@@ -129,6 +137,11 @@ class _Source:
     @property
     def is_done(self) -> bool:
         return self._rest is None and self._cursor.is_done
+
+    @property
+    def number(self) -> int:
+        """The first one that was not handed out."""
+        return self._cursor.number if self._rest is None else self._rest.first
 
     def turn(self) -> tuple[int, tuple[int, int]]:
         """When its next event was appended; among equals the first stream and the lower segment go first."""
@@ -194,7 +207,7 @@ def look(engine: Engine, stream: StreamRef, cursor: SegmentCursor) -> SegmentSta
         raise with_head(engine, stream, error) from None
 
 
-def of_key(ranges: Iterable[Range], key: bytes | None) -> list[Range]:
+def _of_key(ranges: Iterable[Range], key: bytes | None) -> list[Range]:
     """The ranges that may have events with a routing key; all of them if it is None."""
     return [item for item in ranges if key is None or item.segment.keys.covers(key)]
 
@@ -202,11 +215,11 @@ def of_key(ranges: Iterable[Range], key: bytes | None) -> list[Range]:
 def follow_batches(engine: Engine, stream: StreamRef, start: Place, key: bytes | None = None) -> Iterator[Batch | None]:
     """The batches from a place on, forever: None whenever there is nothing for a while. Ends when the stream is sealed and read.
 
-    With a routing key, those of the segments that may have its events.
+    With a routing key, those that may have its events.
     """
     ranges = cuts.open_ranges(engine, stream, start)
     newest = max((item.segment.number for item in ranges), default=-1)
-    return _following(engine, stream, _lineage(of_key(ranges, key)), newest, key)
+    return _following(engine, stream, _lineage(_of_key(ranges, key)), newest, key)
 
 
 def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, key: bytes | None) -> Iterator[Batch | None]:
@@ -231,7 +244,7 @@ def _follow(
         seen = engine.changes.version()
         for item in lineage.take_ready():
             end = item.end if not item.segment.is_open else None
-            reading.add(engine.cursor(stream, item.segment.number, item.start, end))
+            reading.add(engine.cursor(stream, item.segment.number, item.start, end, key=key))
         hold.renew(lambda: _unread(engine, stream, reading, lineage))
         found = False
         tails = None
@@ -243,9 +256,10 @@ def _follow(
                 tails = tails if tails is not None else _tails(engine, stream)
                 if tails.get(cursor.segment, 1 << 62) <= cursor.number:
                     continue
+            before = cursor.number
             batch = next_batch(engine, stream, cursor)
+            found = found or cursor.number > before
             if batch is not None:
-                found = True
                 yield batch
         if found:
             continue

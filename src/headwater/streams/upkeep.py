@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 
-from headwater.catalog import leases, objects, rebuilds, sessions, streams, tags, tiers, transactions
+from headwater.catalog import fills, leases, objects, rebuilds, sessions, streams, tags, tiers, transactions
 from headwater.catalog.tiers import Backlog
 from headwater.errors import (
     ConditionFailedError,
@@ -39,7 +39,7 @@ from headwater.runtime.heart import Heart
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.tiering import ChunkJob, Chunks, MadeChunk, Moved
-from headwater.streams import autoscaling, garbage, rebuilding, retention, truncation
+from headwater.streams import autoscaling, garbage, rebuilding, retention, tableforks, truncation
 
 log = logging.getLogger("headwater.upkeep")
 
@@ -309,6 +309,8 @@ class Upkeep:
         if self._engine.run(tags.has_expired):
             self._engine.run(tags.delete_expired)
             report.rows_deleted += truncation.free_deleted(self._engine)
+        for fill in self._engine.run(fills.list_expired):
+            tableforks.drop(self._engine, fill, expired=True, may_go_on=lambda: not self._stop.is_set)
 
     def _scale(self, report: UpkeepReport) -> None:
         done = autoscaling.scale_streams(self._engine, self._now_us())
