@@ -10,7 +10,7 @@ PYTEST := .venv/bin/python -m pytest
 
 help:
 	@echo "make demo         see it work: a store in a temporary folder"
-	@echo "make test         lint, types and all tests but the long ones (under 10 minutes on 2 cores)"
+	@echo "make test         lint, types and all tests but the long ones (under 15 minutes on 2 cores)"
 	@echo "make test-quick   unit and contract tests without PostgreSQL and the slow ones (under a minute)"
 	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
 	@echo "make bench        the benchmarks of docs/benchmarks.md; bench-quick in a minute, bench-full with 10 GB"

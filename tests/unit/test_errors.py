@@ -25,6 +25,7 @@ def test_there_are_as_many_errors_as_promised() -> None:
         "TransactionEndedError",
         "FencedError",
         "TruncatedError",
+        "RolledBackError",
         "UnavailableError",
         "OutcomeUnknownError",
         "CorruptDataError",
