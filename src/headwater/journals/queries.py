@@ -14,6 +14,7 @@ from headwater.journals import index
 from headwater.journals.events import Wanted, recorded
 from headwater.model.cuts import Cut
 from headwater.model.records import Recorded
+from headwater.model.segmentmap import Front, SegmentMap
 from headwater.segments.fetching import Fetched, from_batch
 from headwater.streams import cuts, reading
 from headwater.streams.cuts import Place, Range
@@ -174,20 +175,16 @@ def _rest(found: Fetched, count: int) -> Fetched:
 
 def frontier(rows: list[SegmentRow], start: Mapping[int, int], numbers: Mapping[int, int]) -> dict[int, int]:
     """The place that a reader is at which began at `start`, and read each segment of `numbers` up to there: a tiling of the keys."""
-    by_number = {row.number: row for row in rows}
-    if any(segment not in by_number for segment in (*start, *numbers)):
+    begun = {*start, *numbers}
+    if not begun <= {row.number for row in rows}:
         raise NotFoundError("segments that this query read are gone: begin it again")
-    found = dict(start)
-    for segment in sorted(numbers):
-        keys = by_number[segment].keys
-        gone = [other for other in found if other < segment and by_number[other].keys.overlaps(keys)]
-        for other in gone:
-            del found[other]
-        found[segment] = numbers[segment]
-        # A segment begins when its predecessors are finished, so their other successors may begin too.
-        for other in gone:
-            for row in rows:
-                covered = [by_number[one].keys for one in found]
-                if row.number > other and by_number[other].keys.overlaps(row.keys) and not any(row.keys.overlaps(one) for one in covered):
-                    found[row.number] = row.head
-    return found
+    # A segment begins when all before it are finished, so whatever precedes one that was begun is finished, and what precedes that too.
+    past, left = Front(), []
+    for row in sorted(rows, key=lambda row: row.number, reverse=True):
+        is_finished = past.covers(row.keys)
+        if not is_finished:
+            left.append(row)
+        if is_finished or row.number in begun:
+            past.add(row)
+    places = {**start, **numbers}
+    return {row.number: places.get(row.number, row.head) for row in SegmentMap(left).oldest()}
