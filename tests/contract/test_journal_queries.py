@@ -92,6 +92,13 @@ def test_replay_and_queries_agree_with_what_was_persisted(store: hw.Store, j: hw
         store.run_upkeep()
 
 
+def test_a_query_by_tag_gives_no_event_before_an_older_one(store: hw.Store, j: hw.Journal) -> None:
+    # With this seed a segment has no such event, and one of its successors has an older one than a segment beside it.
+    fill(store, j, 4)
+    times = [event.time for event in j.events(tag="odd")]
+    assert times == sorted(times) and len(set(times)) > 1
+
+
 def test_a_query_goes_on_from_its_cut_without_a_miss_or_a_repeat(store: hw.Store, j: hw.Journal, seed: int) -> None:
     wanted = fill(store, j, seed, 30)
     rng = random.Random(seed)
