@@ -196,7 +196,7 @@ class Flusher:
             _leave_to_parent(run)
             return
         self._check_not_storing()
-        if timeout is None and self._is_idle and self._store_here(run):
+        if timeout is None and self._is_idle and not self._intake.is_crowded and self._store_here(run):
             return
         self._intake.wait_for_end(run, timeout)
 
@@ -231,7 +231,7 @@ class Flusher:
             self._storer.prepare(flush)
             answers = self._storer.commit(flush)
             if all(answer.placements for answer in answers):
-                self._complete(flush, answers)
+                self._complete(flush, answers, waiters=1)
                 self._stored_here = time.monotonic()
             return run.ended
         except UnavailableError as error:
@@ -333,6 +333,8 @@ class Flusher:
     def _step(self) -> None:
         """Begin as many flushes as may run at once, then finish the oldest one."""
         self._storer.renew()
+        if not self._storer.under_way:
+            self._intake.wait_for_crowd()
         self._begin_flushes()
         if self._storer.under_way:
             self._finish(self._storer.under_way[0])
@@ -391,7 +393,7 @@ class Flusher:
         if local and len(storing) >= 2 and sum(storing) > _UNDER_WAY_BYTES:
             return False
         waiting = self._intake.buffered_bytes - sum([flush.size for flush in self._storer.under_way])
-        return waiting >= (_OVERLAP * self._flush_bytes if local and not self._intake.waiters else _OVERLAP_BYTES_WAITED_FOR)
+        return waiting >= (_OVERLAP * self._flush_bytes if local and not self._intake.has_waiters else _OVERLAP_BYTES_WAITED_FOR)
 
     def _gather(self) -> PendingFlush | None:
         """Take the oldest runs of the lanes that have any, up to a flush's size."""
@@ -435,7 +437,7 @@ class Flusher:
             elif answer.refused is not None:
                 self._handle_refusal(answer.part, answer.refused)
 
-    def _complete(self, flush: PendingFlush, answers: Sequence[Answer]) -> None:
+    def _complete(self, flush: PendingFlush, answers: Sequence[Answer], waiters: int = 0) -> None:
         """End the runs of a committed flush. Each step may be done twice: the flush is under way until the last one."""
         stored: list[Run] = []
         freed = 0
@@ -447,7 +449,7 @@ class Flusher:
                     freed += run.size if run.chunk is None else 0
                     run.end(placement, None)
                 stored += runs
-        self._intake.release(stored)
+        self._intake.release(stored, waiters=waiters)
         failpoints.reach("append.acked")
         self._storer.done(flush)
         if freed:

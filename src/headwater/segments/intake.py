@@ -8,13 +8,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.model.limits import BUFFERED_BYTES
 
 if TYPE_CHECKING:
     from headwater.segments.lanes import Lane, Run
+
+#: The flusher's thread expects a thread of the crowd within this time after the one before: a thread that was woken needs it for its turn at
+#: the interpreter's lock.
+_CROWD_SECONDS = 0.0003
 
 
 class Intake:
@@ -30,11 +35,18 @@ class Intake:
 
     def begin(self) -> None:
         """Begin empty, as in a forked child."""
-        # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked for ever.
+        # Entered as a mutex, and not as a condition, whose `__enter__` is Python code: a Ctrl-C in there would leave it locked forever.
         self.mutex = threading.RLock()
-        #: The flusher's thread waits for `work`; threads that wait for acks or for room wait for `news`.
+        #: The flusher's thread waits for `work`; threads that wait for room wait for `news`.
         self.work = threading.Condition(self.mutex)
         self.news = threading.Condition(self.mutex)
+        #: The threads that wait for a run, each at a locked lock of its own, the gate. A flush opens the gates of the runs that it ended: it
+        #: wakes no other thread, and a woken thread does not need the mutex to continue.
+        self._gates: dict[threading.Lock, Run] = {}
+        #: How many threads waited for runs when the last flush ended.
+        self._crowd = 0
+        #: The flusher's thread waits until the crowd waits again.
+        self._is_gathering = False
         #: The lanes that have something, the next one first.
         self.active: dict[Lane, None] = {}
         self.buffered_bytes = 0
@@ -46,8 +58,6 @@ class Intake:
         self.is_told = False
         #: A thread began to wait after the last failure: the flusher's thread retries at once.
         self.is_hurried = False
-        #: How many threads wait for a run. A Ctrl-C may leave one too many, which does no harm.
-        self.waiters = 0
         self._failures = 0
         self._failure: UnavailableError | None = None
 
@@ -78,33 +88,43 @@ class Intake:
         with self.mutex:
             failures = self._failures
             while self.buffered_bytes >= BUFFERED_BYTES:
-                self._raise_failure_after(failures)
+                if self._failures > failures:
+                    self._raise_failure()
                 self.news.wait(1.0)
 
     def wait_for_end(self, run: Run, timeout: float | None) -> None:
         """Return when a run ended. UnavailableError if an attempt fails meanwhile, TimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        gate = threading.Lock()
+        gate.acquire()
         with self.mutex:
             failures = self._failures
             self.is_hurried = True
-            self.waiters += 1
-            self.work.notify()
-            try:
-                while not run.ended:
-                    self._raise_failure_after(failures)
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
-                    self.news.wait(left)
-            finally:
-                self.waiters -= 1
+            self._gates[gate] = run
+            if not self._is_gathering or len(self._gates) >= self._crowd:
+                self.work.notify()
+        try:
+            # The gate is there before the run is looked at, so the end of the run is seen here or opens the gate.
+            while not run.ended:
+                if self._failures > failures:
+                    self._raise_failure()
+                left = -1 if deadline is None else deadline - time.monotonic()
+                if deadline is not None and left <= 0:
+                    raise TimeoutError("the events are not durable yet; they stay buffered and will be stored")
+                gate.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+        finally:
+            self._gates.pop(gate, None)
 
-    def _raise_failure_after(self, failures: int) -> None:
-        if self._failures > failures:
-            assert self._failure is not None
-            copy: HeadwaterError = type(self._failure)(self._failure.message, **self._failure.facts)
-            copy.__cause__ = self._failure.__cause__
-            raise copy
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a thread waits for a run."""
+        return bool(self._gates)
+
+    def _raise_failure(self) -> NoReturn:
+        assert self._failure is not None
+        copy: HeadwaterError = type(self._failure)(self._failure.message, **self._failure.facts)
+        copy.__cause__ = self._failure.__cause__
+        raise copy
 
     # What the flusher calls.
 
@@ -115,19 +135,41 @@ class Intake:
             self.active.clear()
         return lanes
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether several threads waited for runs when the last flush ended: they share a commit by the flusher's thread."""
+        return self._crowd > 1
+
+    def wait_for_crowd(self) -> None:
+        """Wait until the threads that waited when the last flush ended have given their next events, or until no more of them come.
+
+        One commit for all of them is faster than two. A thread that waits alone never waits here.
+        """
+        if not self.is_crowded or not self._gates:
+            return
+        with self.mutex:
+            self._is_gathering = self.is_looking = True
+            came = 0
+            while came < len(self._gates) < self._crowd:
+                came = len(self._gates)
+                self.work.wait(_CROWD_SECONDS)
+            self._is_gathering = self.is_looking = False
+
     def put_first(self, lanes: Iterable[Lane]) -> None:
         """Note lanes that have something to store, before all others."""
         with self.mutex:
             self.active = {**dict.fromkeys(lanes), **self.active}
 
-    def release(self, runs: Iterable[Run]) -> None:
-        """Stop counting runs that ended, and wake the threads that wait for them."""
+    def release(self, runs: Iterable[Run], *, waiters: int = 0) -> None:
+        """Stop counting runs that ended, and wake the threads that wait for them. `waiters` more wait for them in another way."""
         with self.mutex:
             for run in runs:
-                # Once, also if a Ctrl-C comes: there is no call in these two lines.
+                # Once, even if a Ctrl-C comes: there is no call in these two lines.
                 self.buffered_bytes -= run.size
                 run.size = 0
             self.news.notify_all()
+            self._crowd = len(self._gates) + waiters
+        self._open_gates(lambda run: run.ended)
 
     def note_failure(self, error: UnavailableError) -> None:
         """Raise a failed attempt's error in all threads that wait."""
@@ -136,3 +178,11 @@ class Intake:
             self._failures += 1
             self.is_hurried = False
             self.news.notify_all()
+        self._open_gates(lambda run: True)
+
+    def _open_gates(self, is_due: Callable[[Run], bool]) -> None:
+        for gate, run in list(self._gates.items()):
+            if is_due(run):
+                with suppress(RuntimeError):  # Another thread opened it just now.
+                    gate.release()
+                self._gates.pop(gate, None)
