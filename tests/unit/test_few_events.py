@@ -56,7 +56,7 @@ def test_few_events_go_to_the_same_segments_in_the_same_order(events: list[tuple
     few, which = route.spread_few(values, keys, turn)
     found = [(segment, decoded(block).columns.column(0).to_pylist()) for segment, block in usual.encode(1, True)]
     assert [(segment, some) for segment, some, _ in few] == found
-    places = [0] * len(events) if which is None else which.tolist()
+    places = [0] * len(events) if which is None else list(which)
     assert places == ([0] * len(events) if usual.which is None else usual.which.tolist())
 
 

@@ -21,6 +21,7 @@ _MOVE_TAILS = (
 )
 #: A block with its log, its first number there, and when it was appended.
 _PlacedBlock = tuple[int, int, int, Append]
+_TermsByLedger = list[tuple[Ledger[Any], list[Term]]]
 
 
 class Plan:
@@ -35,6 +36,8 @@ class Plan:
                 terms.setdefault(term.ledger, []).append(term)
         # In one order everywhere, since some of them lock rows.
         self._ledgers = {kind: kind(self.tails, terms[kind]) for kind in sorted(terms, key=lambda kind: kind.__name__)}
+        #: The terms of each part, by the ledger that decides about them.
+        self._terms = [self._by_ledger(part.terms) for part in parts]
         #: The number of statements of each ledger.
         self._looks: list[int] = []
         self._blocks: list[_PlacedBlock] = []
@@ -80,14 +83,20 @@ class Plan:
     def decide(self, tx: Tx, now: int) -> list[PartResult]:
         """Commit or refuse each part, in order."""
         results: list[PartResult] = []
-        for part in self.parts:
-            refused = self._refusal(part)
-            results.append(self._commit(tx, part, now) if refused is None else refused)
+        for part, terms in zip(self.parts, self._terms, strict=True):
+            refused = self._refusal(part, terms)
+            results.append(self._commit(tx, part, terms, now) if refused is None else refused)
         return results
 
-    def _refusal(self, part: Part) -> Refused | None:
-        for kind, terms in _by_ledger(part.terms).items():
-            refusal = self._ledgers[kind].refusal(terms)
+    def _by_ledger(self, terms: Sequence[Term]) -> _TermsByLedger:
+        found: dict[type[Ledger[Any]], list[Term]] = {}
+        for term in terms:
+            found.setdefault(term.ledger, []).append(term)
+        return [(self._ledgers[kind], some) for kind, some in found.items()]
+
+    def _refusal(self, part: Part, by_ledger: _TermsByLedger) -> Refused | None:
+        for ledger, terms in by_ledger:
+            refusal = ledger.refusal(terms)
             if refusal is not None:
                 place = next(place for place, term in enumerate(part.terms) if term is refusal.term)
                 return Refused(refusal.reason, refusal.facts, place)
@@ -99,12 +108,12 @@ class Plan:
         keys = [(append.stream, append.segment) for append in part.appends]
         if part.staged is not None:
             keys += part.staged.segments
-        guarded = {stream for kind in _by_ledger(part.terms) for stream in self._ledgers[kind].guards()}
-        if not guarded.isdisjoint(stream for stream, _ in keys):
+        guarded = {stream for ledger, _ in by_ledger for stream in ledger.guards()}
+        if guarded and not guarded.isdisjoint(stream for stream, _ in keys):
             return Refused(REWOUND, {})
-        return claims.find_refusal((self.tails[key].claim for key in keys), part.terms)
+        return claims.find_refusal([self.tails[key].claim for key in keys], part.terms)
 
-    def _commit(self, tx: Tx, part: Part, now: int) -> Stored:
+    def _commit(self, tx: Tx, part: Part, by_ledger: _TermsByLedger, now: int) -> Stored:
         staged: list[tuple[int, int, int]] = []
         if part.staged is not None:
             staged = part.staged.place(tx, self.tails, now)
@@ -121,8 +130,8 @@ class Plan:
             self._grown[append.stream, tail.number] = tail
             placed.append((append.stream, tail.number, first))
         answer: Any = None
-        for kind, terms in _by_ledger(part.terms).items():
-            found = self._ledgers[kind].change([Placed(term, *(placed[term.block] if term.block >= 0 else _NOWHERE)) for term in terms])
+        for ledger, terms in by_ledger:
+            found = ledger.change([Placed(term, *(placed[term.block] if term.block >= 0 else _NOWHERE)) for term in terms])
             answer = answer if found is None else found
         return Stored(tuple([first for _, _, first in placed[len(staged) :]]), at, answer)
 
@@ -137,13 +146,6 @@ class Plan:
 
 
 _NOWHERE = (-1, -1, 0)
-
-
-def _by_ledger(terms: Sequence[Term]) -> dict[type[Ledger[Any]], list[Term]]:
-    found: dict[type[Ledger[Any]], list[Term]] = {}
-    for term in terms:
-        found.setdefault(term.ledger, []).append(term)
-    return found
 
 
 def enter_blocks(tx: Tx, blocks: Sequence[_PlacedBlock]) -> None:

@@ -17,8 +17,8 @@ from headwater.model.limits import BUFFERED_BYTES
 if TYPE_CHECKING:
     from headwater.segments.lanes import Lane, Run
 
-#: The flusher's thread expects a thread of the crowd within this time after the one before: a thread that was woken needs it for its turn at
-#: the interpreter's lock.
+#: The flusher's thread expects a thread of the crowd within this time after the one before. A woken thread needs it for its turn at the
+#: interpreter's lock.
 _CROWD_SECONDS = 0.0003
 
 
@@ -40,8 +40,8 @@ class Intake:
         #: The flusher's thread waits for `work`; threads that wait for room wait for `news`.
         self.work = threading.Condition(self.mutex)
         self.news = threading.Condition(self.mutex)
-        #: The threads that wait for a run, each at a locked lock of its own, the gate. A flush opens the gates of the runs that it ended: it
-        #: wakes no other thread, and a woken thread does not need the mutex to continue.
+        #: The threads that wait for a run, each at a locked lock of its own, its gate. A flush opens the gates of the runs that it ended:
+        #: it wakes no other thread, and a woken thread does not need the mutex to continue.
         self._gates: dict[threading.Lock, Run] = {}
         #: How many threads waited for runs when the last flush ended.
         self._crowd = 0

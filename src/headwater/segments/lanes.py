@@ -75,14 +75,19 @@ class Placement:
         self.answer = answer
         self.segments = segments
         self.firsts = firsts
+        #: For each event the index of its segment, as an array or, for a few events, as bytes; None if all went to one segment.
         self.which = which
 
     def position(self, index: int) -> Position:
         if self.which is None:
             return Position(self.segments[0], self.firsts[0] + index)
         place = int(self.which[index])
-        rank = int(np.count_nonzero(self.which[:index] == place))
-        return Position(self.segments[place], self.firsts[place] + rank)
+        return Position(self.segments[place], self.firsts[place] + self._count(place, 0, index))
+
+    def _count(self, place: int, start: int, end: int) -> int:
+        if isinstance(self.which, bytes):
+            return self.which.count(place, start, end)
+        return int(np.count_nonzero(self.which[start:end] == place))
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """(segment, first number, end number) of the events [start, end) of the part."""
@@ -90,8 +95,8 @@ class Placement:
             return [(self.segments[0], self.firsts[0] + start, self.firsts[0] + end)]
         found = []
         for place, segment in enumerate(self.segments):
-            before = int(np.count_nonzero(self.which[:start] == place))
-            count = int(np.count_nonzero(self.which[start:end] == place))
+            before = self._count(place, 0, start)
+            count = self._count(place, start, end)
             if count:
                 found.append((segment, self.firsts[place] + before, self.firsts[place] + before + count))
         return found

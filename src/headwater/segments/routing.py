@@ -103,7 +103,7 @@ class Route:
             (self.numbers[place], [values[index] for index in indices], [keys[index] for index in indices])
             for place, indices in zip(used, chosen, strict=True)
         ]
-        return found, np.array([used.index(place) for place in places], dtype=np.uint16)
+        return found, bytes([used.index(place) for place in places])
 
 
 def _whole(chunks: Sequence[Chunk | Loose]) -> list[Chunk]:
