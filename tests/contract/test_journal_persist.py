@@ -171,6 +171,22 @@ def test_a_persist_that_nobody_waits_for_is_stored_even_if_its_head_was_old(plac
         assert [event.data for event in store.journal(NAME).replay("a")] == [1, 1, "late", "later"]
 
 
+def test_persists_that_wait_to_be_decided_do_not_keep_a_large_flush_from_being_stored(store: hw.Store, place: Any) -> None:
+    # Deciding waits for flushes, so it must not take the threads that store them.
+    store.create_stream("shop/large")
+    ids = [str(number) for number in range(20)]
+    with place.open() as other:
+        j, theirs = store.journal(NAME), other.journal(NAME)
+        for id in ids:
+            j.persist(id, record())
+            theirs.persist(id, record())
+        with j._refusals._lock:  # As a thread holds it that decides an earlier one.
+            acks = [j.persist_async(id, record()) for id in ids]
+            with store.stream("shop/large").writer() as writer:
+                writer.write(b"x" * MIB).result(timeout=30)
+        assert [ack.result().last for ack in acks] == [3] * len(ids)
+
+
 # Repeats.
 
 

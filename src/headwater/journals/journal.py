@@ -51,7 +51,7 @@ class Journal(ExportedWhole):
 
     def _begin(self) -> None:
         self._heads = Heads(self._look_up_head)
-        self._refusals = Refusals(self._engine.workers)
+        self._refusals = Refusals(self._engine.deciders)
         self._hidden = HiddenEvents(self._engine, self._ref.id)
         self._rows: list[SegmentRow] = []
 

@@ -71,6 +71,8 @@ class Engine:
         self._schemas: dict[tuple[int, int], pa.Schema] = {}
         self.chunks = ChunkFiles(self.storage)
         self.workers = Workers("headwater-io", 8, release_unused)
+        #: For calls that wait for flushes: on `workers` they would keep the flushes themselves from being stored.
+        self.deciders = Workers("headwater-decider", 1)
         self._ended_holds: deque[str] = deque()
 
     def after_fork(self) -> None:
@@ -245,6 +247,7 @@ class Engine:
     def close(self) -> None:
         self.release_ended()
         self.is_closed = True
+        self.deciders.close()
         self.workers.close()
         self.database.close()
         self.storage.close()
