@@ -1,6 +1,6 @@
 """Event stores that the benchmarks of the journal use in turns: headwater's, and those of `pip install 'headwater[journal-peers]'`.
 
-Each stores one event at a time under a condition, is filled quickly, replays an entity and finds the events with a tag.
+Each stores one event at a time under a condition, is filled quickly and replays an entity. Those that have tags find the events with one.
 Its description is picklable, so that a benchmark can open it in other processes.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import headwater as hw
 from benchmarks.bench import Bench, Catalog, Place
@@ -49,6 +49,11 @@ class Opened(Protocol):
 
     def replay(self, id: str) -> int:
         """Read the events of an entity; returns their number."""
+
+
+@runtime_checkable
+class Tagged(Opened, Protocol):
+    """An open event store that finds events by their tags."""
 
     def find(self, tag: str) -> int:
         """Read the events with a tag; returns their number."""
@@ -208,9 +213,6 @@ class OpenedEventSourcing:
 
     def replay(self, id: str) -> int:
         return sum(1 for event in self._recorder.select_events(id) if json.loads(event.state))
-
-    def find(self, tag: str) -> int:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,20 @@ import psycopg
 
 import headwater as hw
 from benchmarks.bench import Bench, Place
-from benchmarks.eventstores import DATA, JOURNAL, TYPE, EventStore, Filling, Headwater, Opened, OpenedHeadwater, Persist, running_peers
+from benchmarks.eventstores import (
+    DATA,
+    JOURNAL,
+    TYPE,
+    EventStore,
+    Filling,
+    Headwater,
+    Opened,
+    OpenedHeadwater,
+    Persist,
+    Tagged,
+    UmaDB,
+    running_peers,
+)
 from benchmarks.processes import say_ready, started
 from benchmarks.results import Goal, Result, at_least, at_most, in_turns, median_ratio, percentile
 
@@ -247,7 +260,7 @@ def tags(bench: Bench) -> Iterator[Result]:
     """Find the events with a tag that one in 10,000 has, beside a query that scans: by their type, which no other event has."""
     for catalog in bench.catalogs:
         with bench.place(catalog) as place, running_peers(bench, catalog, place) as peers:
-            stores: list[EventStore] = [Headwater(place, "expected"), *(peer for peer in peers if peer.name == "UmaDB")]
+            stores: list[EventStore] = [Headwater(place, "expected"), *(peer for peer in peers if isinstance(peer, UmaDB))]
             with _filled(bench, stores) as opened:
                 own = opened[0]
                 assert isinstance(own, OpenedHeadwater)
@@ -256,7 +269,7 @@ def tags(bench: Bench) -> Iterator[Result]:
                     if form == "Parquet":
                         own.store.run_upkeep()
                     scanned = partial(_seconds, partial(_scan, own.journal), wanted)
-                    measures = [partial(_seconds, partial(each.find, _RARE), wanted) for each in opened]
+                    measures = [partial(_seconds, partial(each.find, _RARE), wanted) for each in opened if isinstance(each, Tagged)]
                     found = _turns(bench.sizes.rounds, [*stores, stores[0]], [*measures, scanned])
                     scans, by_tag = found.pop(), found[0]
                     variant, value = f"{catalog.name}, {wanted:,} events, {form}", statistics.median(by_tag) * 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from tests.crash.processes import wait_until
+from tests.journals import check_journal
 
 NAME = "shop/orders"
 MIB = 1024 * 1024
@@ -185,6 +188,47 @@ def test_persists_that_wait_to_be_decided_do_not_keep_a_large_flush_from_being_s
             with store.stream("shop/large").writer() as writer:
                 writer.write(b"x" * MIB).result(timeout=30)
         assert [ack.result().last for ack in acks] == [3] * len(ids)
+
+
+def test_a_persist_that_is_refused_goes_before_one_that_is_given_after_it(
+    store: hw.Store, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the second one says which sequence it expects: that is the one which the first one leaves."""
+    j = store.journal(NAME)
+    j.persist("a", record())
+    with place.open() as other:
+        other.journal(NAME).persist("a", record())
+    # The background thread does not come to it in time.
+    monkeypatch.setattr(j._refusals._workers, "submit", lambda *_: None)
+    first = j.persist_async("a", record())
+    wait_until(lambda: first._run is not None and first._run.ended)
+    second = j.persist_async("a", record(), expected=3)
+    assert second.result().last == 4
+    assert first.result().last == 3
+
+
+def test_a_persist_that_is_committed_alone_leaves_the_rows_of_one_that_is_not(store: hw.Store) -> None:
+    """In one round trip SQL makes the index rows, and otherwise Python: a condition on other events is always Python's."""
+    j, other = store.journal(NAME), store.journal("shop/other")
+    never, rng = hw.Match(tags=("never",)), random.Random(1)
+    for turn in range(300):
+        id, types = f"e{rng.randrange(3)}", rng.choices("xyz", k=rng.choice((1, 1, 2, 5)))
+        events = [record(type, turn, tags=rng.sample(("a", "b", "c"), rng.randrange(3))) for type in types]
+        expected = rng.choice((None, j.head(id).sequence))
+        assert j.persist(id, events, expected=expected).repeated == other.persist(id, events, expected=expected, fail_if=never).repeated
+        if turn % 60 == 50:
+            for each in (j, other):
+                each.stream.split(each.stream.segments()[0].number)
+    columns = {
+        "entity": "id, sequence, low, segment, number, last_count, last_ids, deleted, deletion",
+        "word": "kind, word, segment, number, count",
+    }
+    for table, names in columns.items():
+        sql = f"SELECT {names} FROM {table} WHERE stream = ? ORDER BY {names}"
+        mine, theirs = (store._engine.database.query(sql, (each._ref.id,)) for each in (j, other))
+        assert mine and mine == theirs
+    for journal in (NAME, "shop/other"):
+        assert len(check_journal(store, journal)) == sum(j.head(id).sequence for id in j.ids())
 
 
 # Repeats.

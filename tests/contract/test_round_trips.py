@@ -549,9 +549,9 @@ ROUND_TRIPS: dict[Case, int] = {
     merge_segments: 12,
     tag_a_cut: 5,
     hold_and_release: 19,
-    persist_as_expected: 2,
-    persist_to_a_known_entity: 2,
-    persist_to_an_unknown_entity: 3,
+    persist_as_expected: 1,
+    persist_to_a_known_entity: 1,
+    persist_to_an_unknown_entity: 2,
     persist_if_a_tag_is_unused: 2,
     transaction_with_two_persists: 3,
     replay_of_an_entity: 2,
@@ -571,7 +571,7 @@ STATEMENTS: dict[Case, int] = {
     transaction_with_a_table_put: 14,
     # The session's receipt takes two of them: a put whose answer was lost is asked for again.
     table_put: 9,
-    persist_as_expected: 12,
+    persist_as_expected: 9,
     persist_if_a_tag_is_unused: 14,
 }
 

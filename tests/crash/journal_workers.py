@@ -238,8 +238,10 @@ def _transact(channel: Connection, store: hw.Store, rng: random.Random, life: st
         tx.persist(NAME, id, records, fail_if=hw.Match(tags=(f"nobody:{life}",)))
     if is_staged:
         tx.flush()
+        # All of them: the blocks are for some of them, and those must roll.
         stream = store.stream(NAME)
-        stream.split(stream.segments()[0].number)
+        for segment in stream.segments():
+            stream.split(segment.number)
     tx.commit()
     for (id, records), at in zip(parts, first, strict=True):
         channel.send(("persisted", id, at, [str(one.event_id) for one in records]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwater.catalog.database import Row, Statement
-from headwater.catalog.parts import SEALED, Ledger, Refusal, Refused, Term
+from headwater.catalog.parts import SEALED, Alone, Append, Ledger, Refusal, Refused, Term
 from headwater.catalog.tails import Watch
 from headwater.errors import ConditionFailedError, HeadwaterError, InvalidRequestError
 
@@ -75,6 +75,10 @@ class SchemaIs(Term):
     stream: int
     version: int
     block: int = -1
+
+    def alone(self, append: Append) -> Alone:
+        known = "(SELECT version FROM stream_schema WHERE stream = ? AND version = ?) IS NOT NULL"
+        return Alone((known, (self.stream, self.version)))
 
     def error(self, refused: Refused) -> HeadwaterError:
         return InvalidRequestError(f"the catalog went back in time and lost version {self.version} of a schema: open the stream again")

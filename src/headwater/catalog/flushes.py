@@ -9,10 +9,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headwater.catalog.conditions import SchemaIs
 from headwater.catalog.database import NO_NEWS, Database, News, Statement, Tx
 from headwater.catalog.operations import operation
-from headwater.catalog.parts import Append, Part, PartResult, Refused, Stored
+from headwater.catalog.parts import Alone, Append, Part, PartResult, Refused, Stored
 from headwater.catalog.plans import Plan
 from headwater.errors import FencedError
 from headwater.runtime import failpoints
@@ -30,6 +29,7 @@ class Flush:
     first_file: int = 0
 
 
+_NO_TERM = Alone(("TRUE", ()))
 _INSERT_OBJECT = "INSERT INTO object (id, key, session) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
 
 
@@ -44,22 +44,20 @@ def commit_flush(database: Database, flush: Flush, news: News = NO_NEWS) -> list
 
 
 def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult] | None:
-    """A flush of one block without conditions, as most are while events come one by one: in one round trip.
+    """A flush of one block with at most one term, as most are while events come one by one: in one round trip.
 
-    None if it is another one, if it was committed before, or if its session or its segment are not as they must be.
+    None if it is another one, if it was committed before, or if its session, its segment or what its term needs are not as they must be.
     """
     part = flush.parts[0]
     if len(flush.parts) > 1 or len(part.appends) != 1 or len(part.terms) > 1:
         return None
     append = part.appends[0]
     place = append.stream, append.segment
+    alone = part.terms[0].alone(append) if part.terms else _NO_TERM
+    if alone is None:
+        return None
     # Not as EXISTS, of which SQLite makes a join that takes 30 us longer.
-    condition: Statement = "(SELECT id FROM session WHERE id = ?) IS NOT NULL", (flush.session,)
-    for term in part.terms:
-        if not isinstance(term, SchemaIs):
-            return None
-        known = "(SELECT version FROM stream_schema WHERE stream = ? AND version = ?) IS NOT NULL"
-        condition = f"{condition[0]} AND {known}", (*condition[1], term.stream, term.version)
+    condition = f"(SELECT id FROM session WHERE id = ?) IS NOT NULL AND {alone.condition[0]}", (flush.session, *alone.condition[1])
     answers = database.write_whole(
         [
             grow(append),
@@ -73,6 +71,8 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
             ),
             *add_extent(append, condition),
             *((_INSERT_OBJECT, (*stored, flush.session)) for stored in flush.objects),
+            *alone.changes,
+            *([alone.answer] if alone.answer is not None else []),
         ],
         "append.begun",
         "append.applied",
@@ -81,7 +81,7 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
     if answers is None:
         return None
     tail, appended_at = answers[0][0]
-    return [Stored((tail - append.count,), appended_at)]
+    return [Stored((tail - append.count,), appended_at, None if alone.answer is None else dict(answers[-1]))]
 
 
 def grow(append: Append) -> Statement:

@@ -76,6 +76,17 @@ class Placed(NamedTuple):
     first: int
 
 
+class Alone(NamedTuple):
+    """How a term is committed in one round trip, beside one block and no other part. A plan decides whatever is not as it says here."""
+
+    #: What must be true of the catalog while the block's segment is locked and its tail moved.
+    condition: Statement
+    #: The changes, after the block is there. They may violate a constraint, if a plan must make them.
+    changes: Sequence[Statement] = ()
+    #: Gives the pairs that the ledger would answer as a dict.
+    answer: Statement | None = None
+
+
 class Term:
     """A condition of a part, a change that it makes, or both: a small value, which its `ledger` checks and applies.
 
@@ -94,6 +105,10 @@ class Term:
     def of_block(self, block: int) -> Self:
         """The same term, where blocks are counted anew."""
         return dataclasses.replace(self, block=block)  # type: ignore[type-var]
+
+    def alone(self, append: Append) -> Alone | None:
+        """How to commit a part of this block in one round trip. None: only a plan can check this term, or change what it changes."""
+        return None
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

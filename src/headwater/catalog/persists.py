@@ -10,18 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from headwater.catalog import segments
+from headwater.catalog import lonepersists, segments
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.journals import BUILDING, READY, in_lists
-from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term, dump_term
+from headwater.catalog.lonepersists import PAGE_CHARACTERS
+from headwater.catalog.parts import Alone, Append, Ledger, Placed, Refusal, Refused, Term, dump_term
 from headwater.catalog.tails import Tails, Watch
+from headwater.catalog.words import TAG, TYPE
 from headwater.errors import ConditionFailedError, ConflictError, HeadwaterError, NotFoundError, UnavailableError
 from headwater.model.matches import EXISTS
 from headwater.model.numbers import Numbers, run_text
 
-TAG, TYPE = 0, 1
-#: An entity's or a tag's newest numbers are a page of their own from this many characters on.
-_PAGE_CHARACTERS = 400
 _MOST = 1 << 62
 #: Whether the index is whole, and the open segments with their tails.
 _JOURNAL = (
@@ -242,7 +241,7 @@ class JournalLedger(Ledger["JournalTerm"]):
             entity = self._entities[key] = _Entity()
         run = Numbers(segment, first, term.count)
         token = run_text(run, entity.segment if entity.recent else None, entity.number + 1)
-        if entity.recent and len(entity.recent) + len(token) >= _PAGE_CHARACTERS:
+        if entity.recent and len(entity.recent) + len(token) >= PAGE_CHARACTERS:
             self._entity_pages.append((term.stream, term.id, entity.paged + 1, entity.recent))
             entity.paged, entity.recent = entity.sequence, ""
             token = run_text(run, None, 0)
@@ -264,7 +263,7 @@ class JournalLedger(Ledger["JournalTerm"]):
             tag = self._tags[key] = _Tag()
         for run in runs_of(segment, numbers):
             token = run_text(run, segment if tag.recent else None, tag.number + 1)
-            if tag.recent and len(tag.recent) + len(token) >= _PAGE_CHARACTERS:
+            if tag.recent and len(tag.recent) + len(token) >= PAGE_CHARACTERS:
                 first = int(tag.recent.split(",", 1)[0].partition(":")[2].partition("x")[0])
                 self._tag_pages.append((stream, word, segment, first, tag.recent))
                 tag.recent, token = "", run_text(run, None, 0)
@@ -369,6 +368,9 @@ class EntityMoves(Term):
     may_repeat: bool = True
     place: int = 0
     block: int = 0
+
+    def alone(self, append: Append) -> Alone | None:
+        return lonepersists.move_alone(self, append)
 
     def error(self, refused: Refused) -> HeadwaterError:
         if refused.reason == "repeated":

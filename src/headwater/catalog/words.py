@@ -7,6 +7,9 @@ from typing import NamedTuple
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
 
+#: The kinds of words.
+TAG, TYPE = 0, 1
+
 
 class WordRow(NamedTuple):
     """A word in one segment: the number of its last event, how many it has, and of a tag its newest numbers."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from headwater.catalog import segments, words
-from headwater.catalog.persists import TAG
 from headwater.catalog.segments import SegmentRow
+from headwater.catalog.words import TAG
 from headwater.errors import InvalidRequestError, NotFoundError
 from headwater.journals import index
 from headwater.journals.events import Wanted, recorded
