@@ -50,8 +50,8 @@ class DelayedStorage:
     def size(self, key: str) -> int | None:
         return self._storage.size(key)
 
-    def delete(self, keys: Sequence[str]) -> None:
-        self._storage.delete(keys)
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
+        self._storage.delete(keys, rest)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return self._storage.list(prefix)

@@ -82,8 +82,8 @@ class Storage(Protocol):
     def size(self, key: str) -> int | None:
         """The object's size in bytes, None if there is none."""
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are missing are fine."""
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
+        """Delete objects; those that are missing are fine. `rest` is called now and then where deleting keeps the disk busy."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects below `prefix`, which is empty or ends with a slash, in order of their keys."""

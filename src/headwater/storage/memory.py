@@ -73,7 +73,7 @@ class MemoryStorage:
         stored, _ = self._objects.get(key, (None, 0))
         return None if stored is None else len(stored)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
         with self._lock:
             for key in keys:
                 self._objects.pop(key, None)

@@ -136,7 +136,7 @@ class ObjectStorage:
     def size(self, key: str) -> int | None:
         return self._request(f"look for {key}", lambda: self._find_size(key))
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
         def delete_all() -> None:
             try:
                 obstore.delete(self._store, list(keys))

@@ -6,6 +6,7 @@ may forget its last commits, by a fail-over to a standby that lagged, it stays f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -41,7 +42,7 @@ def collect(engine: Engine, session: int) -> int:
         failpoints.reach("garbage.found")
     for start in range(0, len(dead), _SLICE):
         some = dead[start : start + _SLICE]
-        engine.storage.delete([row.key for row in some])
+        engine.storage.delete([row.key for row in some], engine.pace.begin(time.monotonic))
         failpoints.reach("garbage.deleted")
         engine.run(objects.forget, session, [row.id for row in some])
         failpoints.reach("garbage.forgotten")
