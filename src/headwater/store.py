@@ -283,7 +283,7 @@ class Store:
         self._upkeep = Upkeep(self._engine, self._heart)
         self._upkeep_process: UpkeepProcess | None = None
         if self._upkeep_by == "process":
-            self._upkeep_process = UpkeepProcess(Address(*self.address), self._upkeep.totals.add)
+            self._upkeep_process = UpkeepProcess(Address(*self.address), self._upkeep.totals)
             self._upkeep_process.start()
         elif self._upkeep_by:
             self._upkeep.start()

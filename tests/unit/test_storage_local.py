@@ -265,3 +265,18 @@ def test_other_objects_than_write_ahead_files_are_deleted_whole(storage: LocalSt
     with open(path, "rb") as opened:
         storage.delete([KEY])
         assert len(opened.read()) == 5 * MIB
+
+
+def test_a_write_ahead_file_that_may_not_be_written_to_is_deleted_whole(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = journal_key(1, 0)
+    storage.put(key, [bytes(5 * MIB)])
+    opened = os.open
+
+    def refuse(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_WRONLY and path.endswith(key):
+            raise PermissionError(errno.EACCES, "another user's", path)
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    storage.delete([key])
+    assert storage.size(key) is None

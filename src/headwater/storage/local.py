@@ -128,8 +128,8 @@ class LocalStorage:
         """Free a file's space a little at a time. Who still reads from it finds it too short, and plans again as if it were gone."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
+        except OSError:
+            return  # It is gone, or another user's, who lets others delete it and not write to it.
         try:
             status = os.fstat(fd)
             # Under another name, as in a backup by hard links, it is another's.

@@ -90,7 +90,7 @@ def collect_orphans(engine: Engine, session: int, note: Callable[[str], None]) -
                 dead = engine.run(find_orphans, [info.key for info in page])
                 if dead:
                     failpoints.reach("garbage.found")
-                    engine.storage.delete(dead)
+                    engine.storage.delete(dead, engine.pace.begin(time.monotonic))
                     failpoints.reach("garbage.deleted")
                 gone += len(dead)
         except InvalidRequestError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -41,12 +41,12 @@ class Address(NamedTuple):
 class UpkeepProcess:
     """Keeps a child process that does a store's upkeep. The child's input is a pipe, which ends when this process does, however it ends.
 
-    `note` is called with each of the child's reports.
+    What the child reports is added to `totals`; the logger says each of its problems once.
     """
 
-    def __init__(self, address: Address, note: Callable[[UpkeepReport], None]) -> None:
+    def __init__(self, address: Address, totals: UpkeepReport) -> None:
         self._address = address
-        self._note = note
+        self._totals = totals
         self._stop = Flag()
         self._child: subprocess.Popen[str] | None = None
         self._mutex = threading.Lock()
@@ -74,9 +74,12 @@ class UpkeepProcess:
         """In a forked process: the child is its parent's, and must see its input end when that parent dies."""
         child, self._child = self._child, None
         if child is not None:
-            _close_input(child)
-            assert child.stdout is not None
-            child.stdout.close()
+            assert child.stdin is not None and child.stdout is not None
+            # Not by closing the files: a thread of the parent, which is not here, may have had the lock of one.
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(nothing, child.stdin.fileno(), inheritable=False)
+            os.dup2(nothing, child.stdout.fileno(), inheritable=False)
+            os.close(nothing)
             # Nobody here waits for it.
             child.returncode = 0
 
@@ -121,8 +124,9 @@ class UpkeepProcess:
     def _take(self, report: UpkeepReport) -> None:
         report.problems = tuple(report.problems)
         for problem in report.problems:
-            log.warning("%s", problem)
-        self._note(report)
+            if problem not in self._totals.problems:
+                log.warning("%s", problem)
+        self._totals.add(report)
 
 
 def _close_input(child: subprocess.Popen[Any]) -> None:
