@@ -9,11 +9,13 @@ import select
 import signal
 import sys
 import threading
+import time
 from dataclasses import asdict
 
 import headwater as hw
 
 _LOOK_SECONDS = 1.0
+_NOTED_SECONDS = 0.02
 _NICE = 10
 #: A step under way may take this long after the parent is gone.
 _LAST_SECONDS = 8.0
@@ -29,6 +31,7 @@ def main(url: str, catalog: str | None, storage_options: dict[str, str] | None) 
     try:
         with hw.open(url, catalog=catalog, create=False, upkeep=False, storage_options=storage_options) as store:
             threading.Thread(target=_end_with_parent, args=(store, os.getppid()), daemon=True).start()
+            threading.Thread(target=_note_writers, args=(store,), daemon=True).start()
             for report in store.upkeep_rounds():
                 if report is not None and asdict(report) != asdict(hw.UpkeepReport(seconds=report.seconds)):
                     print(json.dumps(asdict(report)), flush=True)
@@ -37,6 +40,17 @@ def main(url: str, catalog: str | None, storage_options: dict[str, str] | None) 
     except hw.HeadwaterError as error:
         print(json.dumps({"problems": [f"the upkeep's process ends: {error}"]}), flush=True)
         sys.exit(1)
+
+
+def _note_writers(store: hw.Store) -> None:
+    """Let upkeep leave room for the writers of other processes: their commits are seen, as followers see them."""
+    engine = store._engine
+    while not engine.is_closed:
+        seen = engine.changes.version()
+        engine.changes.wait(seen, _LOOK_SECONDS)
+        if engine.changes.version() != seen:
+            engine.pace.note()
+        time.sleep(_NOTED_SECONDS)
 
 
 def _end_with_parent(store: hw.Store, parent: int) -> None:

@@ -648,7 +648,7 @@ def test_tiering_goes_on_while_somebody_writes_all_the_time(place: Place, quick:
             write(backlog, 60, padding=bytes(200_000))
             backlog.seal()
             wait_until(lambda: sum(chunk.count for chunk in backlog.chunks()) == 60)
-            assert store._engine.pace.is_busy, "it was written to all the time"
+            assert store._engine.pace.is_busy(), "it was written to all the time"
         finally:
             done.set()
             writing.join()

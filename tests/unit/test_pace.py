@@ -41,14 +41,15 @@ def test_a_rest_is_half_as_long_as_the_processor_worked_since_the_last_one(slept
     assert slept[1] < 0.005, "the first step counts once"
 
 
-def test_a_step_that_keeps_the_disk_busy_is_measured_by_the_clock(slept: list[float]) -> None:
+def test_a_step_that_keeps_the_disk_busy_is_measured_by_the_clock(slept: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     pace = Pace()
-    rest = pace.begin(lambda: now)
+    rest = pace.begin_freeing()
     now = 100.4
     pace.note()
     rest()
-    assert slept == [pytest.approx(0.2)]
+    assert slept == [pytest.approx(0.8)]
 
 
 def test_others_are_given_way_only_while_somebody_writes(slept: list[float]) -> None:
@@ -63,10 +64,10 @@ def test_others_are_given_way_only_while_somebody_writes(slept: list[float]) -> 
 def test_a_writer_that_ended_is_not_waited_for(slept: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     pace = Pace()
     pace.note()
-    assert pace.is_busy
+    assert pace.is_busy()
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 1.0)
     rest = pace.begin()
     work(0.01)
     rest()
-    assert not pace.is_busy and slept == []
+    assert not pace.is_busy() and slept == []

@@ -199,7 +199,7 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
         group_bytes=group_bytes,
         rest=engine.pace.begin(),
     )
-    engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
+    engine.storage.write(key, lambda sink: _check_rows(written(sink), old), engine.pace.is_busy)
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at
     raw = sum(piece.bytes for piece in old)
@@ -232,5 +232,5 @@ def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExten
                 sink.flush()
                 rest()
 
-    engine.storage.write(key, produce)
+    engine.storage.write(key, produce, engine.pace.is_busy)
     return new

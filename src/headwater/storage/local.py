@@ -29,7 +29,7 @@ _READ_BYTES = MIB
 #: Of a large file that is being written, the disk is given parts of this size at least.
 _PACED_BYTES = 2 * MIB
 #: Of a write-ahead file that is deleted, so much goes at a time. Freeing 40 MiB keeps some disks busy for 50 ms.
-_FREED_BYTES = 2 * MIB
+_FREED_BYTES = MIB
 #: What comes from the kernel's cache takes less: a fast disk reads 1 to 2 GB/s in pieces of this kind.
 _CACHED_SECONDS = 30e-6
 _CACHED_BYTES_PER_SECOND = 3e9
@@ -62,7 +62,7 @@ class LocalStorage:
                 with contextlib.suppress(OSError):
                     os.unlink(self._folder.path(temporary))
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
         temporary = layout.temporary_key(key, secrets.token_hex(8))
         path = self._folder.path(temporary)
         with explaining("write", self._folder.path(key)):
@@ -70,7 +70,7 @@ class LocalStorage:
                 fd = self._folder.create(temporary)
                 try:
                     with _Paced(path, "wb") as file:
-                        file.fd = fd
+                        file.fd, file.is_paced = fd, is_paced
                         produce(file)
                     failpoints.reach("object.put")
                     sync_data(fd)
@@ -192,6 +192,7 @@ class _Paced(pa.OSFile):  # type: ignore[misc]
     """
 
     fd = -1
+    is_paced: Callable[[], bool]
     #: Where the last part begins that the disk was given, and where it ends.
     _begun = 0
     _given = 0
@@ -201,7 +202,8 @@ class _Paced(pa.OSFile):  # type: ignore[misc]
         if end - self._given < _PACED_BYTES:
             return
         # One part is written by the disk while the next one is made.
-        wait_sync(self.fd, self._begun, self._given - self._begun)
+        if self.is_paced():
+            wait_sync(self.fd, self._begun, self._given - self._begun)
         begin_sync(self.fd, self._given, end - self._given)
         self._begun, self._given = self._given, end
 
