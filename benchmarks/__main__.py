@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import coordination, frames, growth, history, journal, latency, onekey, pipelines, reading, spark, writing
+from benchmarks import beside, coordination, frames, growth, history, journal, latency, onekey, pipelines, reading, spark, writing
 from benchmarks.bench import DEFAULT, FULL, QUICK, Bench, Benchmark, Catalog
 from benchmarks.results import Goal, Result
 
@@ -41,6 +41,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "object-store": writing.object_store,
     "tiering": history.tiering,
     "write-beside": history.writing_beside,
+    "latency-beside": beside.latency_beside,
     "scan": history.scans,
     "one-key": onekey.one_key,
     "frames": frames.frames,

@@ -16,6 +16,8 @@ import numpy as np
 FLUSH_BYTES = 32 * 1024 * 1024
 #: Bytes copied in memory at once: less than a processor's cache holds.
 _COPY_BYTES = 16 * 1024 * 1024
+_PAGE = bytes(4096)
+_SYNCED_PAGES = 200
 _KEPT = np.frombuffer(np.random.default_rng(0).bytes(FLUSH_BYTES), dtype=np.uint8)
 
 
@@ -116,6 +118,25 @@ def bare_file(path: Path) -> Iterator[Callable[[], float]]:
     finally:
         os.close(fd)
         os.unlink(path)
+
+
+def sync_at_rate(path: Path, seconds: float, rate: int = 1000) -> list[float]:
+    """Seconds of a pwrite and fdatasync of one page, from when each is due."""
+    found = []
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        os.posix_fallocate(fd, 0, _SYNCED_PAGES * len(_PAGE))
+        begun = time.monotonic()
+        for number in range(int(seconds * rate)):
+            due = begun + number / rate
+            time.sleep(max(0.0, due - time.monotonic()))
+            os.pwrite(fd, _PAGE, number % _SYNCED_PAGES * len(_PAGE))
+            os.fdatasync(fd)
+            found.append(time.monotonic() - due)
+    finally:
+        os.close(fd)
+        path.unlink()
+    return found
 
 
 def seconds_of_a_hop(pipe: Connection, count: int) -> float:

@@ -34,9 +34,9 @@ class DelayedStorage:
         self._sleep(self._put_seconds)
         self._storage.put(key, buffers)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
         self._sleep(self._put_seconds)
-        self._storage.write(key, produce)
+        self._storage.write(key, produce, is_paced)
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         return self._storage.get(key, start, length)
@@ -50,8 +50,8 @@ class DelayedStorage:
     def size(self, key: str) -> int | None:
         return self._storage.size(key)
 
-    def delete(self, keys: Sequence[str]) -> None:
-        self._storage.delete(keys)
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
+        self._storage.delete(keys, rest)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return self._storage.list(prefix)

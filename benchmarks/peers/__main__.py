@@ -26,14 +26,14 @@ from benchmarks.peers.redis import RedisPeer
 from benchmarks.peers.work import DEFAULT, JOBS, QUICK, Sizes, Trial, first_event, warm_up
 
 #: The jobs that each peer can do. What is synced reads like what is not.
-_WRITING = ("write", "bulk", "latency", "transactions")
+_WRITING = ("idle-latency", "write", "bulk", "latency", "transactions")
 PEERS: dict[str, tuple[Peer, Sequence[str]]] = {
     "headwater": (HeadwaterPeer(), tuple(JOBS)),
     "kafka": (KafkaPeer(), tuple(JOBS)),
     "kafka-synced": (KafkaPeer(synced=True), _WRITING),
     "redis": (RedisPeer(), tuple(JOBS)),
     # Its Python client has no transactions.
-    "nats": (NatsPeer(), ("write", "bulk", "read", "latency")),
+    "nats": (NatsPeer(), ("idle-latency", "write", "bulk", "read", "latency")),
     "nats-synced": (NatsPeer(synced=True), ("write", "bulk")),
     "pravega": (PravegaPeer(), tuple(JOBS)),
     "parquet": (FilesPeer("Parquet"), ("bulk",)),

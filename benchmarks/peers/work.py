@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.limits import seconds_to_write
+from benchmarks.limits import seconds_to_write, sync_at_rate
 from benchmarks.peers.figures import OWN, Figure
-from benchmarks.peers.peer import Client, Event, Peer, Running, Tick
+from benchmarks.peers.peer import Client, Event, Peer, Producer, Running, Tick
 from benchmarks.peers.servers import cpu_seconds, resident_mb
 from benchmarks.processes import say_ready, started
 from benchmarks.results import percentile
@@ -28,6 +28,9 @@ MB = 1_000_000
 _TICK_SECONDS = 0.001
 _END = b"end"
 _ANSWER_SECONDS = 90.0
+#: Before latencies are measured in an idle peer, and how long those of the bare disk are.
+_SETTLE_SECONDS = 10.0
+_DISK_SECONDS = 5.0
 #: 4 MB each: what is written in bulk in one go.
 _MOST_BULK = 64
 
@@ -41,6 +44,9 @@ class Sizes:
     write_seconds: float
     bulk_seconds: float
     latency_seconds: float
+    #: Written just before, by the process that then writes at a rate: up to so much, in at most so long.
+    backlog_mb: int
+    backlog_seconds: float
     rates: tuple[int, ...]
     producers: tuple[int, ...]
     commit_seconds: float
@@ -54,17 +60,17 @@ class Sizes:
 
 DEFAULT = Sizes(
     rounds=2, warm_up_seconds=4.0, write_seconds=1.2, bulk_seconds=1.0,
-    latency_seconds=3.0, rates=(1_000, 10_000, 100_000), producers=(1, 4), commit_seconds=1.0,
+    latency_seconds=15.0, backlog_mb=1_800, backlog_seconds=15.0, rates=(1_000, 10_000, 100_000), producers=(1, 4), commit_seconds=1.0,
     scan_mb=5_000, stream_events=4_000_000, segments=(1_000, 10_000, 100_000), streams=1_000, extents=1_000_000, install=True,
 )  # fmt: skip
 QUICK = Sizes(
     rounds=1, warm_up_seconds=1.0, write_seconds=0.5, bulk_seconds=0.3,
-    latency_seconds=1.0, rates=(1_000, 10_000), producers=(1,), commit_seconds=0.3,
+    latency_seconds=1.0, backlog_mb=100, backlog_seconds=2.0, rates=(1_000, 10_000), producers=(1,), commit_seconds=0.3,
     scan_mb=100, stream_events=200_000, segments=(100, 1_000), streams=50, extents=10_000, install=False,
 )  # fmt: skip
 TINY = Sizes(
     rounds=1, warm_up_seconds=0.02, write_seconds=0.02, bulk_seconds=0.02,
-    latency_seconds=0.1, rates=(1_000,), producers=(1,), commit_seconds=0.02,
+    latency_seconds=0.1, backlog_mb=4, backlog_seconds=0.1, rates=(1_000,), producers=(1,), commit_seconds=0.02,
     scan_mb=1, stream_events=1_000, segments=(10, 20), streams=5, extents=200, install=False,
 )  # fmt: skip
 
@@ -265,25 +271,42 @@ def _consume(pipe: Connection, client: Client, job: str, topic: str, count: int)
         pipe.send((time.monotonic() - begun, time.process_time() - cpu))
 
 
+def idle_latency(trial: Trial) -> Iterator[Figure]:
+    """From the moment an event was due in one process to its value in the hands of another, at rates that are not negotiated.
+
+    Before anything large was written; the first seconds, in which what the warm-up left is put away, are not measured.
+    """
+    yield from _latency(trial, "idle-latency", 0, _SETTLE_SECONDS)
+
+
 def latency(trial: Trial) -> Iterator[Figure]:
-    """From the moment an event was due in one process to its value in the hands of another, at rates that are not negotiated."""
+    """The same, beginning just after the process that writes has written a backlog: whatever a peer does with that goes on meanwhile."""
+    yield from _latency(trial, "latency", trial.sizes.backlog_mb, 2.0)
+
+
+def _latency(trial: Trial, name: str, backlog_mb: int, warm_up: float) -> Iterator[Figure]:
+    seconds = trial.sizes.latency_seconds
     for rate in trial.sizes.rates:
-        topic = f"latency-{rate}"
+        topic = f"{name}-{rate}"
         trial.client.create(topic)
-        seconds = trial.sizes.latency_seconds
+        backlog = f"{topic}-before" if backlog_mb else None
+        if backlog is not None:
+            trial.client.create(backlog)
+        disk = sync_at_rate(trial.folder / "bare", min(seconds, _DISK_SECONDS)) if trial.peer.name == OWN else []
         with (
             started(_follow, trial.client, topic) as reader,
-            started(_pace, trial.client, topic, rate, seconds, min(2.0, seconds)) as writer,
+            started(_pace, trial.client, topic, rate, trial.sizes, min(warm_up, seconds), backlog) as writer,
         ):
             sent, took = _ask(writer, "go")
             delays = _answer(reader)
         late = f"only {sent / took / 1000:.3g} k/s" if sent / took < 0.9 * rate else ""
-        naps = _nap(seconds) if trial.peer.name == OWN else []
+        naps = _nap(min(seconds, _DISK_SECONDS)) if trial.peer.name == OWN else []
         for share in (0.5, 0.99, 0.999):
-            variant = f"{rate // 1000} k/s, p{share * 100:g}"
+            variant = f"{rate // 1000} k/s{'' if backlog_mb else ' idle'}, p{share * 100:g}"
             yield trial.figure("latency", variant, percentile(delays, share) / 1e6, "ms", less=True, note=late)
             if naps:
                 yield Figure("latency", variant, "a sleep", percentile(naps, share) * 1000, "ms", less_is_better=True, note="of 1 ms")
+                yield Figure("latency", variant, "disk", percentile(disk, share) * 1000, "ms", True, "pwrite + fdatasync, 1 k/s")
 
 
 def _nap(seconds: float) -> list[float]:
@@ -307,7 +330,9 @@ def make_ticks(rate: int, seconds: float, begin: float, sent: list[int]) -> Iter
         yield at, [(stamp, keys[(tick + index) % len(keys)]) for index in range(each)]
 
 
-def _pace(pipe: Connection, client: Client, topic: str, rate: int, seconds: float, warm_up: float) -> None:
+def _pace(pipe: Connection, client: Client, topic: str, rate: int, sizes: Sizes, warm_up: float, backlog: str | None) -> None:
+    if backlog is not None:
+        _write_backlog(client.producer(backlog), sizes)
     producer = client.producer(topic, low_latency=True)
     # The same rate for some seconds warms up both sides; its events carry no time.
     begin = time.monotonic() + 0.1
@@ -316,10 +341,22 @@ def _pace(pipe: Connection, client: Client, topic: str, rate: int, seconds: floa
     pipe.recv()
     sent: list[int] = []
     begin = time.monotonic() + 0.1
-    producer.pace(make_ticks(rate, seconds, begin, sent))
+    producer.pace(make_ticks(rate, sizes.latency_seconds, begin, sent))
     took = time.monotonic() - begin
     producer.pace([(time.monotonic(), [(_END, b"user-0")])])
     pipe.send((sum(sent), took))
+    producer.close()
+
+
+def _write_backlog(producer: Producer, sizes: Sizes) -> None:
+    """In the peer's fastest way, until it is as large as wanted or the time is over: some peers take minutes for as much."""
+    events = sample_events(1000)[:1000]
+    prepared = producer.prepare(events)
+    deadline = time.monotonic() + sizes.backlog_seconds
+    for _ in range(sizes.backlog_mb * MB // sum(len(value) for value, _ in events)):
+        producer.write_prepared(prepared, 1)
+        if time.monotonic() > deadline:
+            break
     producer.close()
 
 
@@ -384,6 +421,7 @@ def first_event(trial: Trial, seconds_to_start: float) -> Figure:
 
 
 JOBS: dict[str, Job] = {
+    "idle-latency": idle_latency,
     "write": write_events,
     "bulk": write_bulk,
     "read": read_events,

@@ -123,6 +123,7 @@ class Committer:
                 return outcome
 
     def _commit_once(self, id: str, batch: Batch, request: CommitRequest) -> Outcome:
+        self._engine.pace.note()
         if request.after is None and request.marker is None:
             outcome = self._engine.run(commits.commit_one, id, batch, request.lease_us, request.caller)
             if outcome is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -59,6 +59,7 @@ from headwater.streams import cuts, forks, keeps, lifecycle, steps, truncation
 from headwater.streams.autoscaling import ScalingReport, scale_streams
 from headwater.streams.cuts import Place
 from headwater.streams.upkeep import Upkeep, UpkeepReport
+from headwater.streams.upkeepprocess import Address, UpkeepProcess
 from headwater.synchronizer import Revisioned, Synchronizer, check_rules
 from headwater.tables import TABLE_SCHEMA, Table
 from headwater.transactions import Transaction, TransactionInfo, TransactionStatus, check_id, check_marker, check_owner, parse_receipt
@@ -82,13 +83,16 @@ def open(
     *,
     catalog: str | None = None,
     create: bool = True,
-    upkeep: bool = True,
+    upkeep: bool | Literal["process"] = True,
     storage_options: dict[str, str] | None = None,
 ) -> Store:
     """Open the store at `url`, made anew if it is missing and `create` is true.
 
     "some/dir", "~/dir" or file:// is a SQLite catalog and files in that directory; s3://, gs:// and az:// (and file:// too) take
     catalog="postgresql://..."; memory://name lives in this process. Any number of processes may have it open.
+
+    `upkeep` says who does the store's housekeeping while no other process does: a thread of this process, nobody here (False), or a child
+    process that ends with this one ("process"), which keeps its work away from this process's latencies.
     """
     text = os.fspath(url) if isinstance(url, str | os.PathLike) else None
     if not isinstance(text, str) or not text:
@@ -98,12 +102,15 @@ def open(
             f"a catalog is given as postgresql://..., not {shown(catalog)}; without one, SQLite in the store's directory is used"
         )
     check_flag(create, "create")
-    check_flag(upkeep, "upkeep")
+    if upkeep != "process":
+        check_flag(upkeep, 'upkeep, if not "process",')
     _check_options(storage_options)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme == "memory":
         if catalog is not None:
             raise InvalidRequestError("a store in memory has its own catalog: leave out `catalog`")
+        if upkeep == "process":
+            raise InvalidRequestError("a store in memory lives in one process: its upkeep is True or False")
         database, storage = _open_memory(rest, create, storage_options or {})
     elif scheme == "file":
         path = text = os.path.abspath(parse_file_url(text) if "://" in text else _expand_home(text))
@@ -237,10 +244,16 @@ class Store:
     """An open store. Thread-safe; a context manager; picklable: unpickled elsewhere, it opens the same store."""
 
     def __init__(
-        self, url: str, catalog: str | None, storage_options: dict[str, str] | None, engine: Engine, *, upkeep: bool = True
+        self,
+        url: str,
+        catalog: str | None,
+        storage_options: dict[str, str] | None,
+        engine: Engine,
+        *,
+        upkeep: bool | Literal["process"] = True,
     ) -> None:
         self.url = url
-        self._has_upkeep = upkeep
+        self._upkeep_by = upkeep
         self._catalog = catalog
         self._storage_options = storage_options
         self._engine = engine
@@ -268,7 +281,11 @@ class Store:
 
     def _begin_upkeep(self) -> None:
         self._upkeep = Upkeep(self._engine, self._heart)
-        if self._has_upkeep:
+        self._upkeep_process: UpkeepProcess | None = None
+        if self._upkeep_by == "process":
+            self._upkeep_process = UpkeepProcess(Address(*self.address), self._upkeep.totals)
+            self._upkeep_process.start()
+        elif self._upkeep_by:
             self._upkeep.start()
 
     def __repr__(self) -> str:
@@ -498,7 +515,7 @@ class Store:
 
     @property
     def upkeep_totals(self) -> UpkeepReport:
-        """What this process's upkeep did since the store was opened."""
+        """What the upkeep of this process, or of its child, did since the store was opened."""
         return self._upkeep.totals
 
     def metrics(self) -> Metrics:
@@ -713,6 +730,8 @@ class Store:
             except HeadwaterError as error:
                 failure = failure or error
         self._flusher.close()
+        if self._upkeep_process is not None:
+            self._upkeep_process.close()
         self._upkeep.close()
         self._heart.close()
         self._is_closed = True
@@ -747,6 +766,10 @@ class Store:
         for journal in self._journals:
             journal._begin()
         self._heart = Heart()
+        if self._upkeep_process is not None:
+            # The parent's child does the upkeep. When that is gone, a thread here takes over: not each of many forks has a child.
+            self._upkeep_process.forget()
+            self._upkeep_by = True
         self._begin_upkeep()
         self._committer = Committer(self._engine, self._router, self._open_journal)
 

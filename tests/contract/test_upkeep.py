@@ -630,3 +630,26 @@ def test_a_fault_in_one_duty_does_not_keep_upkeep_from_the_others(store: hw.Stor
     report = store.run_upkeep()
     assert report.problems == ("retention: ValueError('a fault of ours')",)
     assert stream.chunks() and values(stream) == numbered(5)
+
+
+def test_tiering_goes_on_while_somebody_writes_all_the_time(place: Place, quick: None) -> None:
+    done = threading.Event()
+    with background(place) as store:
+        backlog, steady = store.create_stream("up/backlog"), store.create_stream("up/steady")
+
+        def write_steadily() -> None:
+            with steady.writer() as writer:
+                while not done.is_set():
+                    writer.write(b"steady").result()
+
+        writing = threading.Thread(target=write_steadily)
+        writing.start()
+        try:
+            write(backlog, 60, padding=bytes(200_000))
+            backlog.seal()
+            wait_until(lambda: sum(chunk.count for chunk in backlog.chunks()) == 60)
+            assert store._engine.pace.is_busy(), "it was written to all the time"
+        finally:
+            done.set()
+            writing.join()
+        assert values(backlog) == numbered(60)

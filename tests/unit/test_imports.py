@@ -55,6 +55,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "pipelines": ("spark",),
     "server": (),
     "cli": ("errors", "model", "check", "journal", "ingest", "spark", "pipelines", "server"),
+    "upkeepchild": (),
     "demo": ("model", "check", "spark", "pipelines", "cli"),
     "__main__": ("cli",),
 }

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headwater.errors import AlreadyExistsError, CorruptDataError, InvalidRequestError, UnavailableError
-from headwater.model.limits import MIB
-from headwater.storage.layout import object_key, parse_temporary_key
+from headwater.model.limits import KIB, MIB
+from headwater.storage import local
+from headwater.storage.layout import journal_key, object_key, parse_temporary_key
 from headwater.storage.local import _OPEN_FILES, LocalStorage
 from tests.storages import fail_once, filling
 
@@ -214,3 +216,70 @@ def test_a_put_on_a_full_disk_leaves_nothing_and_can_be_repeated(tmp_path: Path,
         storage.put("l0/after", [bytes(MIB)])
         assert keys(storage) == ["l0/after", "l0/before"]
         storage.close()
+
+
+def test_a_large_object_goes_to_the_disk_while_it_is_written(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(local, "begin_sync", lambda fd, start, length: given.append(("begin", start, start + length)))
+    monkeypatch.setattr(local, "wait_sync", lambda fd, start, length: given.append(("wait", start, start + length)))
+
+    def produce(sink: pa.NativeFile) -> None:
+        for _ in range(3):
+            sink.write(bytes(4 * MIB))
+            sink.flush()
+        sink.write(b"end")
+        sink.flush()
+
+    storage.write(KEY, produce, lambda: True)
+    # Each part is waited for when the next one is there, and one of three bytes is left to the last sync.
+    assert given == [
+        ("wait", 0, 0), ("begin", 0, 4 * MIB), ("wait", 0, 4 * MIB), ("begin", 4 * MIB, 8 * MIB),
+        ("wait", 4 * MIB, 8 * MIB), ("begin", 8 * MIB, 12 * MIB),
+    ]  # fmt: skip
+    assert storage.size(KEY) == 12 * MIB + 3
+    assert bytes(storage.get(KEY, 12 * MIB, 3)) == b"end"
+    given.clear()
+    storage.write(object_key(1, 1), produce)
+    assert {kind for kind, _, _ in given} == {"begin"}, "nobody writes, so nothing waits"
+
+
+def test_a_write_ahead_file_is_freed_in_parts_with_rests_between(storage: LocalStorage) -> None:
+    key = journal_key(1, 0)
+    storage.put(key, [bytes(9 * MIB)])
+    sizes: list[int | None] = []
+    storage.delete([key], lambda: sizes.append(storage.size(key)))
+    assert sizes == [size * MIB for size in range(8, 0, -1)]
+    assert storage.size(key) is None
+
+
+def test_a_write_ahead_file_with_another_name_keeps_its_bytes_under_that(storage: LocalStorage, tmp_path: Path) -> None:
+    key = journal_key(1, 0)
+    storage.put(key, [bytes(range(256)) * (16 * KIB)])
+    os.link(tmp_path / "new" / "store" / key, tmp_path / "backup")
+    storage.delete([key, journal_key(1, 1)])
+    assert storage.size(key) is None
+    assert (tmp_path / "backup").read_bytes() == bytes(range(256)) * (16 * KIB)
+
+
+def test_other_objects_than_write_ahead_files_are_deleted_whole(storage: LocalStorage) -> None:
+    """A chunk may be read by programs that know nothing of plans: an open file stays whole."""
+    storage.put(KEY, [bytes(5 * MIB)])
+    path = storage.url.removeprefix("file://") + "/" + KEY
+    with open(path, "rb") as opened:
+        storage.delete([KEY])
+        assert len(opened.read()) == 5 * MIB
+
+
+def test_a_write_ahead_file_that_may_not_be_written_to_is_deleted_whole(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = journal_key(1, 0)
+    storage.put(key, [bytes(5 * MIB)])
+    opened = os.open
+
+    def refuse(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_WRONLY and path.endswith(key):
+            raise PermissionError(errno.EACCES, "another user's", path)
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    storage.delete([key])
+    assert storage.size(key) is None

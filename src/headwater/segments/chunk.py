@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -62,10 +62,12 @@ def write_chunk(
     batches: Iterator[pa.RecordBatch],
     ids: Mapping[Path, int] | None = None,
     group_bytes: int = ROW_GROUP_BYTES,
+    rest: Callable[[], None] = lambda: None,
 ) -> int:
     """Write batches of `chunk_schema(schema)` as one Parquet file; return the number of rows. Memory: about two row groups.
 
-    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema.
+    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema. `rest` is called between two
+    row groups.
     """
     ids = assign([schema]) if ids is None else ids
     wanted = with_ids(chunk_schema(schema), ids).with_metadata({_VERSION_KEY: str(version).encode()})
@@ -89,26 +91,29 @@ def write_chunk(
     size = rows = total = 0
     try:
         for batch in batches:
-            # Row groups that are read together come as one batch: where they are to be small, it is taken apart again.
-            is_large = group_bytes < ROW_GROUP_BYTES and batch.nbytes > group_bytes
-            step = max(1, batch.num_rows * group_bytes // batch.nbytes) if is_large else ROW_GROUP_ROWS
+            # A large block, or row groups that are read together, come as one batch: parts of one size, or the last one would be tiny.
+            parts = max(-(-batch.nbytes // group_bytes), -(-batch.num_rows // ROW_GROUP_ROWS))
+            step = -(-batch.num_rows // parts) if parts else 1
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
                 if waiting and (size + part.nbytes > group_bytes or rows + part.num_rows > ROW_GROUP_ROWS):
-                    _write_group(writer, waiting, wanted)
+                    _write_group(sink, writer, waiting, wanted)
+                    rest()
                     waiting, size, rows = [], 0, 0
                 waiting.append(part)
                 size, rows, total = size + part.nbytes, rows + part.num_rows, total + part.num_rows
         if waiting:
-            _write_group(writer, waiting, wanted)
+            _write_group(sink, writer, waiting, wanted)
     finally:
         writer.close()
     return total
 
 
-def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
+def _write_group(sink: pa.NativeFile, writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
     table = pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches])
     writer.write_table(table, row_group_size=max(table.num_rows, 1))
+    # What is written goes to the disk now, a group at a time: a sync of all of it at the end would keep others' small ones waiting.
+    sink.flush()
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

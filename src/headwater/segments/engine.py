@@ -26,6 +26,7 @@ from headwater.model.limits import PLAN_EXTENTS
 from headwater.model.names import StreamName
 from headwater.model.numbers import Numbers
 from headwater.model.schemas import is_opaque
+from headwater.runtime.pace import Pace
 from headwater.runtime.workers import Workers
 from headwater.segments.batches import check_columns
 from headwater.segments.bounds import Choice
@@ -74,6 +75,8 @@ class Engine:
         #: For calls that wait for flushes: on `workers` they would keep the flushes themselves from being stored.
         self.deciders = Workers("headwater-decider", 1)
         self._ended_holds: deque[str] = deque()
+        #: For background work: when this process stored events.
+        self.pace = Pace()
 
     def after_fork(self) -> None:
         self._metered.after_fork()
@@ -104,6 +107,7 @@ class Engine:
 
     def commit_flush(self, flush: Flush) -> list[PartResult]:
         """Commit a flush; given again after any failure, it is committed once and answered the same."""
+        self.pace.note()
         return self.runner.run(flushes.commit_flush, flush, self._news(flush))
 
     def check_alone(self) -> None:

@@ -8,7 +8,7 @@ damaged.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -364,9 +364,11 @@ class SegmentCursor:
             return engine.workers.submit(lambda: [item.file.read(engine.storage, item.places, columns)])
         extents = [extent for extent in group if isinstance(extent, Extent)]
         is_near = item.key is not None and engine.storage.expect(item.key, [(extent.position, extent.length) for extent in extents])
+        # Upkeep, whose cursors are those with a log, lets others go first.
+        give_way = engine.pace.give_way if self._log is not None else _go_on
         if is_near and sum(extent.length for extent in extents) < _THREAD_BYTES:
-            return Later(lambda: _fetch(engine, extents, kind))
-        return engine.workers.submit(lambda: _fetch(engine, extents, kind))
+            return Later(lambda: _fetch(engine, extents, kind, give_way))
+        return engine.workers.submit(lambda: _fetch(engine, extents, kind, give_way))
 
     def _explain_gap(self, extent: Extent | RowGroups | None) -> None:
         """Numbers are missing from the catalog: were they truncated, or is it damaged?"""
@@ -429,21 +431,25 @@ def _memory(group: Sequence[Extent | RowGroups]) -> int:
     return sum([item.length * 2 if isinstance(item, RowGroups) else item.length for item in group])
 
 
-def _fetch(engine: Engine, group: Sequence[Extent], kind: str) -> list[pa.Buffer]:
+def _go_on() -> None:
+    """Give way to nobody."""
+
+
+def _fetch(engine: Engine, group: Sequence[Extent], kind: str, give_way: Callable[[], None]) -> list[pa.Buffer]:
     """The blocks' bytes, up to the first that is damaged. CorruptDataError if there is none before it."""
     key = group[0].key
     if key is None:
         raise CorruptDataError(f"the catalog names an object {group[0].object} that it does not have", object=str(group[0].object))
     try:
         buffers = engine.storage.get_ranges(key, [(extent.position, extent.length) for extent in group])
-        return [_verified(extent, pa.py_buffer(data), kind) for extent, data in zip(group, buffers, strict=True)]
+        return [_verified(extent, pa.py_buffer(data), kind, give_way) for extent, data in zip(group, buffers, strict=True)]
     except CorruptDataError:
         if len(group) == 1:
             raise
     found: list[pa.Buffer] = []
     for extent in group:
         try:
-            found += _fetch(engine, [extent], kind)
+            found += _fetch(engine, [extent], kind, give_way)
         except CorruptDataError:
             if not found:
                 raise
@@ -451,12 +457,12 @@ def _fetch(engine: Engine, group: Sequence[Extent], kind: str) -> list[pa.Buffer
     return found
 
 
-def _verified(extent: Extent, data: pa.Buffer, kind: str) -> pa.Buffer:
+def _verified(extent: Extent, data: pa.Buffer, kind: str, give_way: Callable[[], None] = _go_on) -> pa.Buffer:
     name = _name(extent)
     if data.size != extent.length:
         raise CorruptDataError(f"a block in {name} has {data.size} bytes instead of {extent.length}", object=name)
     if kind != "bytes":
-        verify(data, extent.crc, name)
+        verify(data, extent.crc, name, give_way)
     elif google_crc32c.value(data) != extent.crc:
         raise CorruptDataError(f"a block in {name} is damaged: its checksum does not match the catalog's {extent.crc:08x}", object=name)
     return data

@@ -190,8 +190,16 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
 
     ids = assign(engine.schema_history(stream.id, stream.schema_version))
     group_bytes = JOURNAL_GROUP_BYTES if stream.kind == "journal" else chunk_module.ROW_GROUP_BYTES
-    written = partial(write_chunk, schema=stream.schema, version=stream.schema_version, batches=batches(), ids=ids, group_bytes=group_bytes)
-    engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
+    written = partial(
+        write_chunk,
+        schema=stream.schema,
+        version=stream.schema_version,
+        batches=batches(),
+        ids=ids,
+        group_bytes=group_bytes,
+        rest=engine.pace.begin(),
+    )
+    engine.storage.write(key, lambda sink: _check_rows(written(sink), old), engine.pace.is_busy)
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at
     raw = sum(piece.bytes for piece in old)
@@ -211,7 +219,7 @@ def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExten
 
     def produce(sink: pa.NativeFile) -> None:
         new.clear()
-        at, position = cursor.number, 0
+        at, position, rest = cursor.number, 0, engine.pace.begin()
         crc = size = first_at = last_at = 0
         while (found := cursor.next_block()) is not None:
             if not size:
@@ -221,6 +229,8 @@ def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExten
             if size >= _RAW_BYTES or cursor.is_done:
                 new.append(NewExtent(at, size, size, crc, first_at, position, RAW, size, last_at))
                 at, position, crc, size = at + size, position + size, 0, 0
+                sink.flush()
+                rest()
 
-    engine.storage.write(key, produce)
+    engine.storage.write(key, produce, engine.pace.is_busy)
     return new

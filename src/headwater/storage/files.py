@@ -62,7 +62,7 @@ else:
 
 # Of Linux; others have nothing like it.
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
-_SYNC_FILE_RANGE_WRITE = 2
+_SYNC_FILE_RANGE_WAIT_BEFORE, _SYNC_FILE_RANGE_WRITE, _SYNC_FILE_RANGE_WAIT_AFTER = 1, 2, 4
 if _sync_file_range is not None:
     _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
@@ -71,6 +71,12 @@ def begin_sync(fd: int, offset: int, length: int) -> None:
     """Let the disk begin to write these bytes. Nothing is durable by that; what goes wrong is for `sync_data` to tell."""
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
+
+
+def wait_sync(fd: int, offset: int, length: int) -> None:
+    """Let the disk write these bytes, and wait until it has. As with `begin_sync`, nothing is durable by that."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, offset, length, _SYNC_FILE_RANGE_WAIT_BEFORE | _SYNC_FILE_RANGE_WRITE | _SYNC_FILE_RANGE_WAIT_AFTER)
 
 
 @contextlib.contextmanager

@@ -67,8 +67,11 @@ class Storage(Protocol):
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         """Store the buffers as one object, durable on return. The same put again succeeds; with other bytes it is an AlreadyExistsError."""
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
-        """Store as one object, durable on return, what `produce` writes into the file it is given. No such object may exist."""
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
+        """Store as one object, durable on return, what `produce` writes into the file it is given. No such object may exist.
+
+        Each flush of the file gives the disk what was written. While `is_paced`, it waits first until the disk has the part before.
+        """
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         """Read exactly `length` bytes; a missing or shorter object is a CorruptDataError."""
@@ -82,8 +85,8 @@ class Storage(Protocol):
     def size(self, key: str) -> int | None:
         """The object's size in bytes, None if there is none."""
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are missing are fine."""
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
+        """Delete objects; those that are missing are fine. `rest` is called now and then where deleting keeps the disk busy."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """All objects below `prefix`, which is empty or ends with a slash, in order of their keys."""

@@ -47,7 +47,7 @@ class MemoryStorage:
         if stored != data:
             raise AlreadyExistsError(f"{key} exists with other bytes: {len(stored)} are stored, {len(data)} were given", key=key)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
         file = pa.BufferOutputStream()
         produce(file)
         self.put(key, [file.getvalue()])
@@ -73,7 +73,7 @@ class MemoryStorage:
         stored, _ = self._objects.get(key, (None, 0))
         return None if stored is None else len(stored)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
         with self._lock:
             for key in keys:
                 self._objects.pop(key, None)

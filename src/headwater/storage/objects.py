@@ -118,7 +118,7 @@ class ObjectStorage:
 
         self._request(f"write {key}", put_once)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
         file = pa.BufferOutputStream()
         produce(file)
         self.put(key, [file.getvalue()])
@@ -136,7 +136,7 @@ class ObjectStorage:
     def size(self, key: str) -> int | None:
         return self._request(f"look for {key}", lambda: self._find_size(key))
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], rest: Callable[[], None] = lambda: None) -> None:
         def delete_all() -> None:
             try:
                 obstore.delete(self._store, list(keys))

@@ -41,7 +41,7 @@ def collect(engine: Engine, session: int) -> int:
         failpoints.reach("garbage.found")
     for start in range(0, len(dead), _SLICE):
         some = dead[start : start + _SLICE]
-        engine.storage.delete([row.key for row in some])
+        engine.storage.delete([row.key for row in some], engine.pace.begin_freeing())
         failpoints.reach("garbage.deleted")
         engine.run(objects.forget, session, [row.id for row in some])
         failpoints.reach("garbage.forgotten")
@@ -89,7 +89,7 @@ def collect_orphans(engine: Engine, session: int, note: Callable[[str], None]) -
                 dead = engine.run(find_orphans, [info.key for info in page])
                 if dead:
                     failpoints.reach("garbage.found")
-                    engine.storage.delete(dead)
+                    engine.storage.delete(dead, engine.pace.begin_freeing())
                     failpoints.reach("garbage.deleted")
                 gone += len(dead)
         except InvalidRequestError as error:

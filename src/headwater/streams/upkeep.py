@@ -184,9 +184,13 @@ class Upkeep:
             yield jobs, finish
             garbage.collect(self._engine, self._live_session())
 
+    def stop(self) -> None:
+        """End the rounds after the step under way."""
+        self._stop.set()
+
     def close(self) -> None:
         """Stop, and let another process have the lease at once."""
-        self._stop.set()
+        self.stop()
         if self._thread is not None:
             self._thread.join(timeout=60)
         self._give_up()
