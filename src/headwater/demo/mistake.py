@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import headwater as hw
-from headwater.demo.pipeline import ENRICHED, RIGHT, WINDOWS, WRONG, declare
+from headwater.demo.pipeline import ENRICHED, RIGHT, WINDOWS, WRONG, declare, is_counting
 from headwater.demo.proof import WindowCounts
 
 SAVED, DEPLOYED, RESTORED = "●", "!", "↩"
@@ -61,9 +61,10 @@ class Mistake:
 
     def _run(self) -> None:
         try:
-            self._make()
-            if self._wait(self._has_wrong_windows):
-                self._restore()
+            if self._wait(lambda: is_counting(self._pipeline)):
+                self._make()
+                if self._wait(self._has_wrong_windows):
+                    self._restore()
         except BaseException as error:
             self._error = error
 

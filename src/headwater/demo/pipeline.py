@@ -69,6 +69,14 @@ def find_owner(store: Store) -> int | None:
     return live.owner.pid if live is not None and live.owner is not None else None
 
 
+def is_counting(pipeline: Pipeline) -> bool:
+    """Whether somebody runs the pipeline, and it has state: readings that are counted in windows."""
+    from headwater.pipelines.checkpoints import last_batch
+
+    found = pipeline.status()["windows"]
+    return found["state"] == "running" and last_batch(pipeline._folders.generation("windows", found["generation"]), "commits") >= 0
+
+
 def main() -> None:
     lines = end_with_parent()
     store, checkpoints = sys.argv[1], Path(sys.argv[2])

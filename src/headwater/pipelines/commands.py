@@ -25,6 +25,8 @@ from headwater.pipelines.supervisor import describe_error
 from headwater.pipelines.tenure import Tenure
 
 ROLL_BACK, APPEND = "roll_back", "append"
+#: Stateful operators that Spark's repartition refuses; it takes all others.
+_INDIVISIBLE = {"limit"}
 
 
 def finish_batch(tenure: Tenure, session: Callable[[], SparkSession], store: Store, graph: Graph, name: str) -> None:
@@ -171,10 +173,22 @@ def _restored(
 # Rescale.
 
 
+def check_rescale(tenure: Tenure, spark: SparkSession, graph: Graph, only: str | None) -> None:
+    """Refuse a rescale of state that Spark can't divide, while queries may be running."""
+    if not can_repartition(spark):
+        repartition(spark, "", 1)  # It says why not.
+    for name in _choose(tenure, graph, only):
+        for operator in (node["operator"] for node in tenure.live.outputs[name].definition["stateful"]):
+            if operator in _INDIVISIBLE:
+                raise InvalidRequestError(
+                    f"pipeline {graph.pipeline}: {name!r} keeps a {operator}, whose state can't be divided, so nothing was changed: name "
+                    "another output, with output= or --output"
+                )
+
+
 def rescale(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, partitions: int, only: str | None) -> dict[str, int]:
     """Divide the state of outputs into another number of partitions. On an error all is as it was. Returns what each has now."""
-    if not can_repartition(spark):
-        repartition(spark, "", partitions)  # It says why not.
+    check_rescale(tenure, spark, graph, only)
     chosen = _choose(tenure, graph, only)
     generations = dict(tenure.live.outputs)
     made: list[tuple[str, int]] = []
