@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as f
 
 import headwater as hw
-from headwater.pipelines import OutputFailedError, Pipeline, commands
+from headwater.pipelines import IncompatibleError, OutputFailedError, Pipeline, commands
 from headwater.pipelines.checkpoints import last_batch
 from headwater.pipelines.register import Owner
 from headwater.pipelines.runner import Runner
@@ -141,6 +141,42 @@ def test_any_of_several_savepoints_is_restored_and_the_later_ones_are_abandoned(
         assert [savepoint.state for savepoint in pipeline.savepoints()] == states
         pipeline.run(until="caught_up")
         assert shop.table() == sums(range(400))
+    shop.check()
+
+
+def test_a_savepoint_that_does_not_fit_is_refused_before_anything_changes(shop: Shop) -> None:
+    pipeline = shop.totals(partitions=2)
+    shop.fill(0, 100)
+    pipeline.run(until="caught_up")
+    pipeline.savepoint("first")
+    shop.fill(100, 200)
+    pipeline.run(until="caught_up")
+    other = shop.empty()
+
+    @other.table(TOTALS, key="item", partitions=2)
+    def totals(read: Any) -> Any:
+        return read.stream(ORDERS).groupBy("item").agg(f.max("price").alias("total"))
+
+    with pytest.raises(hw.NotFoundError, match=r"has no savepoint 'second'; its savepoints: first"):
+        pipeline.restore("second")
+    with pytest.raises(
+        IncompatibleError, match=r"does not fit the savepoint 'first': the functions of its aggregation are \[.*max"
+    ):
+        other.restore("first")
+    # Somebody took the keep away by hand, and the input with it.
+    for kept in shop.store.kept():
+        shop.store.unkeep(kept)
+    shop.store.stream(ORDERS).truncate(shop.store.stream(ORDERS).tail())
+    with pytest.raises(hw.ConflictError, match=r"the input of 'totals' was truncated past the savepoint 'first': .*shop/orders"):
+        pipeline.restore("first")
+    files = shop.folder / "checkpoints" / "sales" / ".savepoints" / "first"
+    files.rename(files.parent / "gone")
+    with pytest.raises(hw.ConflictError, match="the files of savepoint 'first' are gone"):
+        pipeline.restore("first")
+    assert shop.table() == sums(range(200)) and pipeline.status()["totals"]["generation"] == 1
+    shop.fill(200, 300)
+    pipeline.run(until="caught_up")
+    assert shop.table() == sums(range(300))
     shop.check()
 
 

@@ -20,6 +20,7 @@ from headwater import Cut, InvalidRequestError, UnavailableError
 from headwater.storage.files import sync_data, sync_directory, write_all
 
 _VERSIONED = re.compile(r"(\d+)\.(zip|changelog)")
+_SCHEMA_PATH = re.compile(rb"file:/[^\"]*/state(/\d+/_stateSchema/)")
 _DATA_FOLDERS = ("SSTs", "logs")
 _METADATA = "metadata"
 
@@ -143,7 +144,7 @@ def _copy_state(source: Path, target: Path, version: int, partitions: int) -> No
         versioned = {name: found for name in names if (found := _VERSIONED.fullmatch(name)) is not None}
         for name in names:
             if name not in versioned and not name.endswith(".crc") and not name.startswith("."):
-                _copy(source / place / name, target / place / name)
+                _copy_fact(source / place / name, target / place / name, target)
         if versioned:
             for name in _needed(source / place, versioned, version):
                 _copy(source / place / name, target / place / name)
@@ -180,6 +181,17 @@ def _copy(source: Path, target: Path) -> None:
     for name in (f".{source.name}.crc", f"{source.name}.crc"):
         if (source.parent / name).exists():
             _link(source.parent / name, target.parent / name)
+
+
+def _copy_fact(source: Path, target: Path, state: Path) -> None:
+    """Copy a file of facts about the state. Those of transformWithState name files of their own checkpoint by whole paths."""
+    text = source.read_bytes()
+    moved = _SCHEMA_PATH.sub(lambda found: b"file:" + os.fsencode(state) + found[1], text)
+    if moved == text:
+        _copy(source, target)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(moved)  # Without the checksum beside it, which is that of the old text.
 
 
 def _link(source: Path, target: Path) -> None:

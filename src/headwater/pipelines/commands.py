@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from headwater import ConflictError, Cut, HeadwaterError, InvalidRequestError, Store, UnavailableError
+from headwater import ConflictError, Cut, HeadwaterError, InvalidRequestError, Store, TruncatedError, UnavailableError
 from headwater.pipelines import checkpoints, savepoints
 from headwater.pipelines.checkpoints import copy_checkpoint, last_batch
 from headwater.pipelines.definitions import is_stateful
@@ -73,9 +73,22 @@ def check_restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Grap
     built = build_all(spark, store, graph, tenure.live.outputs, None)
     for output in graph.outputs.values():
         if output.name in record["outputs"]:
-            check_definition(
-                graph.pipeline, output, record["outputs"][output.name], built[output.name].definition, f"the savepoint {name!r}"
-            )
+            saved = record["outputs"][output.name]
+            check_definition(graph.pipeline, output, saved, built[output.name].definition, f"the savepoint {name!r}")
+            _check_input(store, graph, name, output.name, [Cut.parse(text) for text in saved["sources"]])
+
+
+def _check_input(store: Store, graph: Graph, name: str, output: str, sources: list[Cut]) -> None:
+    """ConflictError if input after a savepoint is gone: its keeps were removed by hand."""
+    for cut in sources:
+        for stream in cut.streams:
+            try:
+                store.stream(stream).ranges(cut)
+            except TruncatedError as error:
+                raise ConflictError(
+                    f"pipeline {graph.pipeline}: the input of {output!r} was truncated past the savepoint {name!r}: {error.message}. "
+                    "Nothing was changed. Restore another one"
+                ) from None
 
 
 def restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, name: str, mode: str) -> None:
