@@ -44,7 +44,6 @@ class Mistake:
         self.is_deployed = False
         #: How many windows the wrong version stored that the files disprove.
         self.wrong = 0
-        self.seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="headwater-demo-mistake", daemon=True)
         self._thread.start()
 
@@ -98,11 +97,11 @@ class Mistake:
         self._tell(f"restore {RIGHT} {SAVEPOINT}")
         if not self._wait(lambda: self._generation() not in (None, generation)):
             return
-        self.seconds = time.monotonic() - begun
+        seconds = time.monotonic() - begun
         kept = [sum(part.count for part in stream.ranges()) for stream in streams]
         self._note(
             RESTORED,
-            f"restore: {SAVEPOINT}, in {self.seconds:.1f} s: {kept[0]:,} readings and {kept[1]:,} windows stay, the rest is done again by "
+            f"restore: {SAVEPOINT}, in {seconds:.1f} s: {kept[0]:,} readings and {kept[1]:,} windows stay, the rest is done again by "
             f"{RIGHT}",
         )
 
