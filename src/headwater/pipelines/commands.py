@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from headwater import ConflictError, Cut, HeadwaterError, InvalidRequestError, Store, TruncatedError, UnavailableError
+from headwater import ConflictError, Cut, HeadwaterError, InvalidRequestError, Store, UnavailableError
 from headwater.pipelines import checkpoints, savepoints
 from headwater.pipelines.checkpoints import copy_checkpoint, last_batch
 from headwater.pipelines.definitions import is_stateful
@@ -75,20 +75,7 @@ def check_restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Grap
         if output.name in record["outputs"]:
             saved = record["outputs"][output.name]
             check_definition(graph.pipeline, output, saved, built[output.name].definition, f"the savepoint {name!r}")
-            _check_input(store, graph, name, output.name, [Cut.parse(text) for text in saved["sources"]])
-
-
-def _check_input(store: Store, graph: Graph, name: str, output: str, sources: list[Cut]) -> None:
-    """ConflictError if input after a savepoint is gone: its keeps were removed by hand."""
-    for cut in sources:
-        for stream in cut.streams:
-            try:
-                store.stream(stream).ranges(cut)
-            except TruncatedError as error:
-                raise ConflictError(
-                    f"pipeline {graph.pipeline}: the input of {output!r} was truncated past the savepoint {name!r}: {error.message}. "
-                    "Nothing was changed. Restore another one"
-                ) from None
+            savepoints.check_input(tenure.register, name, output.name, saved)
 
 
 def restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, name: str, mode: str) -> None:

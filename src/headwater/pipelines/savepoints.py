@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from headwater import AlreadyExistsError, Cut, HeadwaterError, NotFoundError, Store, UnavailableError
+from headwater import AlreadyExistsError, ConflictError, Cut, HeadwaterError, NotFoundError, Store, TruncatedError, UnavailableError
 from headwater.pipelines.checkpoints import copy_checkpoint, read_sources, size_of, sync_folder, write_durably
 from headwater.pipelines.register import SAVEPOINT, Generation, Live, Register
 from headwater.pipelines.tenure import Folders
@@ -159,6 +159,19 @@ def unkeep(register: Register, name: str) -> None:
 
 def keep_again(register: Register, name: str, record: Mapping[str, Any]) -> None:
     keep(register, name, [Cut.parse(text) for output in record["outputs"].values() for text in output["sources"]])
+
+
+def check_input(register: Register, name: str, output: str, saved: Mapping[str, Any]) -> None:
+    """ConflictError if the input of an output after a savepoint is gone: its keeps were removed by hand."""
+    for cut in map(Cut.parse, saved["sources"]):
+        for stream in cut.streams:
+            try:
+                register.store.stream(stream).ranges(cut)
+            except TruncatedError as error:
+                raise ConflictError(
+                    f"pipeline {register.pipeline}: the input of {output!r} was truncated past the savepoint {name!r}: {error.message}. "
+                    "Nothing was changed. Restore another one"
+                ) from None
 
 
 def drop_leftovers(register: Register, folders: Folders) -> None:
