@@ -249,5 +249,5 @@ def test_input_that_was_truncated_past_a_savepoint_is_named(store: hw.Store) -> 
     register = Register(store, "sales")
     check_input(register, "first", "totals", saved)
     stream.truncate(stream.tail())
-    with pytest.raises(hw.ConflictError, match="the input of 'totals' was truncated past the savepoint 'first': .*shop/orders"):
+    with pytest.raises(hw.ConflictError, match=r"the input of 'totals' was truncated past the savepoint 'first': .*shop/orders"):
         check_input(register, "first", "totals", saved)
