@@ -52,6 +52,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "spark-table": spark.history,
     "spark-batch": spark.small_batches,
     "pipeline-state": pipelines.state,
+    "pipeline-rescale": pipelines.rescale,
+    "pipeline-takeover": pipelines.take_over,
     "pipeline-overhead": pipelines.overhead,
     "growth": growth.growth,
     "memory": growth.memory,

@@ -123,6 +123,7 @@ class _Os:
         self._open: dict[int, int | str] = {}
 
     def open(self, path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+        path = os.fspath(path)
         is_new = not os.path.lexists(path)
         fd: int = self._real["open"](path, flags, mode, **more)
         if self._recorder.is_below(path):
@@ -162,21 +163,25 @@ class _Os:
         self._recorder.sync(self._open.get(fd), lambda: self._real["fdatasync"](fd))
 
     def link(self, source: Any, path: Any, **more: Any) -> None:
+        source, path = os.fspath(source), os.fspath(path)
         self._real["link"](source, path, **more)
         if self._recorder.is_below(path):
             self._recorder.note_linked(source, path)
 
     def unlink(self, path: Any, **more: Any) -> None:
+        path = os.fspath(path)
         self._real["unlink"](path, **more)
         if self._recorder.is_below(path):
             self._recorder.note_gone(path)
 
     def mkdir(self, path: Any, *mode: int, **more: Any) -> None:
+        path = os.fspath(path)
         self._real["mkdir"](path, *mode, **more)
         if self._recorder.is_below(path):
             self._recorder.note(Name(path, "/"))
 
     def rmdir(self, path: Any, **more: Any) -> None:
+        path = os.fspath(path)
         self._real["rmdir"](path, **more)
         if self._recorder.is_below(path):
             self._recorder.note_gone(path)

@@ -90,11 +90,12 @@ def test_the_demo_holds_through_kills_and_a_split(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_demo_holds_through_spark_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+def test_the_demo_holds_through_spark_with_a_driver_that_is_killed_and_a_wrong_version_that_is_undone(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     arguments = ["--spark", "--files", "8", "--events", "100", "--kills", "2", "--rate", "2000", "--seed", "3", "--json"]
     outcome = json.loads(run_demo(folder, *arguments, seconds=500.0).stdout)
     assert outcome["ok"] and outcome["driver_kills"] == 1 and outcome["kills"] == 2, outcome
+    assert outcome["restores"] == 1 and outcome["wrong_windows"] > 0, outcome
     assert outcome["stages"]["demo/enriched"]["stored"] == 800
     windows = outcome["stages"]["demo/windows"]
     assert (windows["counted"], windows["open"], windows["wrong"], windows["repeated"]) == (794, 6, 0, 0) and windows["late"] > 0

@@ -1,13 +1,15 @@
 """A process that kills itself at a step of a command of the pipeline `sales`.
 
-    python -m tests.spark.pipeline_steps FOLDER STEP take|savepoint|restore|rescale
+    python -m tests.spark.pipeline_steps FOLDER STEP take|savepoint|restore|rescale|run
 
-STEP is module.function@n of headwater.pipelines: SIGKILL comes when its n-th call has returned, with "<" instead of "@" when it begins.
+STEP is module.function@n of headwater.pipelines or headwater.spark: SIGKILL comes when its n-th call has returned, with "<" instead of "@"
+when it begins.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -22,7 +24,8 @@ def arm(step: str) -> None:
     before = "<" in step
     place, _, count = step.partition("<" if before else "@")
     module, _, name = place.partition(".")
-    owner: Any = importlib.import_module(f"headwater.pipelines.{module}")
+    package = "pipelines" if importlib.util.find_spec(f"headwater.pipelines.{module}") is not None else "spark"
+    owner: Any = importlib.import_module(f"headwater.{package}.{module}")
     *path, name = name.split(".")
     for part in path:
         owner = getattr(owner, part)
@@ -48,7 +51,7 @@ def main() -> None:
     arm(STEP)
     folder = Path(FOLDER)
     session = None
-    if COMMAND in ("restore", "rescale"):
+    if COMMAND in ("restore", "rescale", "run"):
         import headwater.spark
         from headwater.pipelines.sessions import SETTINGS
         from tests.spark.pipelines import FAST
@@ -64,6 +67,8 @@ def main() -> None:
         pipeline.savepoint("killed")
     elif COMMAND == "restore":
         pipeline.restore("first")
+    elif COMMAND == "run":
+        pipeline.run(until="caught_up")
     else:
         pipeline.rescale(4)
 

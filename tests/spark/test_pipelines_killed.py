@@ -19,6 +19,7 @@ import pytest
 
 import headwater as hw
 from headwater.pipelines import Pipeline
+from headwater.pipelines.checkpoints import last_batch
 from headwater.pipelines.register import Owner
 from tests.spark import sales_job
 from tests.spark.shop import Shop, sums, wait_until
@@ -143,6 +144,19 @@ def finish(shop: Shop, pipeline: Pipeline) -> None:
     pipeline.run(until="caught_up")
     assert copied(shop) == list(range(400)) and shop.table() == sums(range(400))
     shop.check()
+
+
+@pytest.mark.long
+def test_a_crash_after_the_states_snapshot_and_before_the_commit_counts_nothing_twice(shop: Shop) -> None:
+    pipeline = declare(shop)
+    shop.fill(0, 300)
+    kill_at(shop, "foreach.publish<2", "run")
+    checkpoint = shop.folder / "checkpoints" / "sales" / "totals" / "1"
+    assert (last_batch(checkpoint, "commits"), last_batch(checkpoint, "offsets")) == (0, 1)
+    assert (checkpoint / "state" / "0" / "0" / "2.changelog").exists(), "the state of the batch was written"
+    pipeline.savepoint("first")
+    pipeline.rescale(3)
+    finish(shop, pipeline)
 
 
 @pytest.mark.long

@@ -97,3 +97,17 @@ def test_a_change_of_the_source_does_not_reach_the_copy(tmp_path: Path) -> None:
     (source / "fresh").replace(source / "state" / "0" / "0" / "4.changelog")
     assert (tmp_path / "copy" / "state" / "0" / "0" / "4.changelog").read_text() == "x"
     assert json.loads((source / "metadata").read_text()) == {"id": "old"}
+
+
+def test_a_copy_names_its_own_files_where_the_state_names_files_by_whole_paths(tmp_path: Path) -> None:
+    source = make(tmp_path / "source", batches=4)
+    write(source / "state" / "0" / "_metadata" / "v2" / "0", f'v2\n{{"paths":["file:{source}/state/0/_stateSchema/default/0_a"]}}')
+    write(source / "state" / "0" / "_stateSchema" / "default" / "0_a")
+    for number, folder in enumerate(("copy", "copy of the copy")):
+        target = tmp_path / folder
+        copy_checkpoint(source, target, commits=3, query=f"new {number}")
+        facts = target / "state" / "0" / "_metadata" / "v2" / "0"
+        assert facts.read_text() == f'v2\n{{"paths":["file:{target}/state/0/_stateSchema/default/0_a"]}}'
+        assert (target / "state" / "0" / "_stateSchema" / "default" / "0_a").exists()
+        assert not (facts.parent / ".0.crc").exists(), "the checksum of the old text"
+        source = target

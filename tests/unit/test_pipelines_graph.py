@@ -12,6 +12,8 @@ import pytest
 import headwater as hw
 from headwater.pipelines import Pipeline
 from headwater.pipelines.graph import Graph, Input, Output, View, find_inputs, source_of
+from headwater.pipelines.register import Register
+from headwater.pipelines.savepoints import check_input
 
 
 @pytest.fixture
@@ -237,3 +239,15 @@ def test_a_pipeline_that_never_ran_takes_no_commands(store: hw.Store) -> None:
     assert pipeline.savepoints() == [] and not pipeline.stop()
     assert pipeline.status()["totals"]["state"] == "new"
     assert store.tables() == [], "looking makes nothing"
+
+
+def test_input_that_was_truncated_past_a_savepoint_is_named(store: hw.Store) -> None:
+    stream = store.stream("shop/orders")
+    saved = {"sources": [str(stream.tail())]}
+    with stream.writer() as writer:
+        writer.write({"id": 1})
+    register = Register(store, "sales")
+    check_input(register, "first", "totals", saved)
+    stream.truncate(stream.tail())
+    with pytest.raises(hw.ConflictError, match=r"the input of 'totals' was truncated past the savepoint 'first': .*shop/orders"):
+        check_input(register, "first", "totals", saved)

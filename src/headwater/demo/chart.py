@@ -9,6 +9,7 @@ from pathlib import Path
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _STEP_SECONDS = 0.5
+_COLORS = ("tab:red", "tab:purple", "tab:green", "tab:cyan", "tab:orange", "tab:blue")
 
 Sample = tuple[float, int]
 Mark = tuple[float, str]
@@ -62,7 +63,7 @@ def save_chart(path: Path, stages: Mapping[str, Sequence[Sample]], marks: Sequen
     figure = Figure(figsize=(10, 2 + 2.2 * len(stages)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     end = max((samples[-1][0] for samples in stages.values() if samples), default=1.0)
-    colors = dict(zip(meanings, ("tab:red", "tab:purple", "tab:green"), strict=True))
+    colors = dict(zip(meanings, _COLORS, strict=False))
     grid = figure.subplots(len(stages), 1, sharex=True, squeeze=False)
     for axes, (name, samples) in zip(grid[:, 0], stages.items(), strict=True):
         times, rates = _rates(samples, end)
@@ -81,8 +82,8 @@ def save_chart(path: Path, stages: Mapping[str, Sequence[Sample]], marks: Sequen
 
 
 def _rates(samples: Sequence[Sample], end: float) -> tuple[list[float], list[float]]:
-    """Events per second in steps of equal length, each with the time of its end."""
+    """Events per second in steps of equal length, each with the time of its end. A roll-back counts as none."""
     steps = max(1, int(end / _STEP_SECONDS))
     times = [end * index / steps for index in range(steps + 1)]
     totals = [_at(samples, time) if samples else 0.0 for time in times]
-    return times[1:], [(after - before) * steps / end for before, after in pairwise(totals)]
+    return times[1:], [max(0.0, after - before) * steps / end for before, after in pairwise(totals)]

@@ -23,12 +23,13 @@ from headwater.cli.app import FAILED, OK
 from headwater.cli.arguments import Number
 from headwater.cli.output import console, emit, key_bar, size
 from headwater.demo.chart import draw_chart, save_chart
+from headwater.demo.mistake import DEPLOYED, RESTORED, SAVED
 from headwater.demo.pipeline import ENRICHED, READINGS, WINDOWS
 from headwater.demo.proof import Proof, WindowProof
 from headwater.demo.run import DRIVER_KILL, KILL, SPLIT, Demo, Outcome, State, has_spark
 
 _FRAMES_PER_SECOND = 10
-_NEWS_LINES = 4
+_NEWS_LINES = 5
 
 
 @click.command("demo")
@@ -59,8 +60,9 @@ def demo_command(
     """See it work: files, to a stream, through Spark, to streams, and every event once.
 
     Files of sensor readings arrive in a folder. `headwater ingest` stores them; it is killed with SIGKILL again and again, at random. A
-    Spark pipeline joins each reading with its sensor's site, and counts readings by site and minute; its driver is killed too. The busy
-    segment is split in the middle. Another process follows the tail. Then every event of every stage is counted.
+    Spark pipeline joins each reading with its sensor's site, and counts readings by site and minute; its driver is killed too. In the
+    middle a wrong version of the pipeline is deployed, noticed by its counts, and undone: the pipeline is restored from a savepoint. The
+    busy segment is split. Another process follows the tail. Then every event of every stage is counted.
     """
     for path, option in ((folder, "--folder"), (store, "--store")):
         if path is not None and path.exists() and any(path.iterdir()):
@@ -143,6 +145,8 @@ def _show_outcome(outcome: Outcome, demo: Demo) -> None:
         out.print(line)
     driver = f"   {DRIVER_KILL} a kill of the Spark driver" if demo.spark else ""
     out.print(f"{'':>12}{KILL} a kill of the ingester{driver}   {SPLIT} the split of the busy segment")
+    if state.restores:
+        out.print(f"{'':>12}{SAVED} the savepoint   {DEPLOYED} a wrong version deployed, and noticed   {RESTORED} the restore")
     out.print()
     _show_proof(out, f"{READINGS}, by headwater ingest", outcome.proof, "over a split")
     out.print(f"{state.seen:>10,} seen by the process that followed the tail, {state.seen_disordered:,} of them out of order")
@@ -150,12 +154,15 @@ def _show_outcome(outcome: Outcome, demo: Demo) -> None:
         _show_proof(out, f"{ENRICHED}, by Spark", outcome.enriched, "over a split and a dead driver")
     if outcome.windows is not None:
         _show_windows(out, outcome.windows)
+    if state.restores:
+        out.print(f"{state.wrong_windows:>10,} windows of a wrong version were undone by the restore")
     found = "all is well" if report.ok else f"{report.problem_count:,} problems"
     out.print(f"{'check':>10} {found}: {report.blocks:,} blocks, {report.events:,} events, {size(report.bytes)}")
     out.print()
     if outcome.holds:
         spark = f" and the Spark driver {_times(state.driver_kills)}" if demo.spark else ""
         died = f"the ingester died {_times(state.kills)}{spark}"
+        died += ", a wrong version ran and was undone" if state.restores else ""
         out.print(f"Exactly once: {died}, and every event counts once in every stage ({outcome.seconds:.1f} s).")
     else:
         out.print("This does not hold: please report it, with the folder below.")
@@ -202,7 +209,14 @@ def _show_windows(out: Console, proof: WindowProof) -> None:
 def _save_chart(outcome: Outcome, demo: Demo) -> bool:
     state = outcome.state
     stages = {"stored by headwater ingest": state.samples} | ({"written by Spark": state.enriched_samples} if demo.spark else {})
-    meanings = {KILL: "ingester killed", DRIVER_KILL: "Spark driver killed", SPLIT: "segment split"}
+    meanings = {
+        KILL: "ingester killed",
+        DRIVER_KILL: "Spark driver killed",
+        SPLIT: "segment split",
+        SAVED: "savepoint",
+        DEPLOYED: "wrong version deployed, and noticed",
+        RESTORED: "restored",
+    }
     return save_chart(demo.chart_path, stages, state.marks, meanings)
 
 
@@ -217,6 +231,8 @@ def _outcome_json(outcome: Outcome, demo: Demo, seed: int) -> dict[str, object]:
         "followed": outcome.state.seen,
         "kills": outcome.state.kills,
         "driver_kills": outcome.state.driver_kills,
+        "wrong_windows": outcome.state.wrong_windows,
+        "restores": outcome.state.restores,
         "problems": outcome.report.problem_count,
         "seconds": round(outcome.seconds, 3),
         "seed": seed,

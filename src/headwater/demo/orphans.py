@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import sys
 import threading
@@ -13,19 +14,19 @@ import threading
 from headwater.cli import main
 
 
-def end_with_parent() -> threading.Event:
-    """End this process, and what it started, when the one that started it is gone. The event says that it sent a line."""
-    told = threading.Event()
+def end_with_parent() -> queue.SimpleQueue[str]:
+    """End this process and its children when the parent process is gone. The queue gets the lines that the parent sends."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def wait() -> None:
-        for _ in sys.stdin:
-            told.set()
+        for line in sys.stdin:
+            lines.put(line.strip())
         if os.getpgid(0) == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-    return told
+    return lines
 
 
 if __name__ == "__main__":

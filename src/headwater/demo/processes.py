@@ -48,11 +48,15 @@ class DemoProcess:
                 start_new_session=True,
             )
 
-    def tell(self) -> None:
-        """Send it a line: what it waits for is there."""
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    def tell(self, line: str) -> None:
+        """Send the process a line."""
         assert self._running.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # `check` says that it ended.
-            self._running.stdin.write("\n")
+            self._running.stdin.write(f"{line}\n")
             self._running.stdin.flush()
 
     def kill(self) -> int:

@@ -5,7 +5,7 @@ It reads the files and the streams, and knows nothing of how the one became the 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -87,17 +87,36 @@ def prove_enriched(stream: hw.Stream, paths: Sequence[Path]) -> Proof:
     return prove(stream, paths, enriched)
 
 
+class WindowCounts:
+    """What the pipeline's second step must count, from files that are given as they arrive."""
+
+    def __init__(self) -> None:
+        #: By site and minute: (readings, hot ones).
+        self.counts: dict[tuple[str, datetime], tuple[int, int]] = {}
+        self.newest = BEGINNING
+        self.readings = self.late = 0
+        self._files = 0
+
+    def add(self, paths: Sequence[Path]) -> None:
+        """Count the files after those that were counted before."""
+        new = paths[self._files :]
+        self._files += len(new)
+        for row in map(enriched, _rows(new)):
+            self.readings += 1
+            self.late += row["at"] < self.newest
+            self.newest = max(self.newest, row["at"])
+            key = row["site"], _minute(row["at"])
+            readings, hot = self.counts.get(key, (0, 0))
+            self.counts[key] = readings + 1, hot + row["hot"]
+
+    def agree(self, window: Row) -> bool:
+        return self.counts.get((window["site"], window["minute"])) == (window["readings"], window["hot"])
+
+
 def prove_windows(stream: hw.Stream, paths: Sequence[Path]) -> WindowProof:
     """Compare all files with the pipeline's second step: only the last minute of each site may be missing, since it may not be over."""
-    counts: dict[tuple[str, datetime], list[int]] = defaultdict(lambda: [0, 0])
-    newest, late, expected = BEGINNING, 0, 0
-    for row in map(enriched, _rows(paths)):
-        expected += 1
-        late += row["at"] < newest
-        newest = max(newest, row["at"])
-        window = counts[row["site"], _minute(row["at"])]
-        window[0] += 1
-        window[1] += row["hot"]
+    expected = WindowCounts()
+    expected.add(paths)
     found: Counter[tuple[str, datetime]] = Counter()
     wrong = counted = 0
     for event in stream.read():
@@ -105,17 +124,17 @@ def prove_windows(stream: hw.Stream, paths: Sequence[Path]) -> WindowProof:
         window_key = row["site"], row["minute"]
         found[window_key] += 1
         counted += row["readings"]
-        wrong += counts.get(window_key) != [row["readings"], row["hot"]]
-    missing = {key: count for key, (count, _) in counts.items() if key not in found}
-    wrong += sum(minute != _minute(newest) for _, minute in missing)
+        wrong += not expected.agree(row)
+    missing = {key: count for key, (count, _) in expected.counts.items() if key not in found}
+    wrong += sum(minute != _minute(expected.newest) for _, minute in missing)
     return WindowProof(
         windows=len(found),
         counted=counted,
         open=sum(missing.values()),
-        late=late,
+        late=expected.late,
         wrong=wrong,
         repeated=found.total() - len(found),
-        expected=expected,
+        expected=expected.readings,
     )
 
 

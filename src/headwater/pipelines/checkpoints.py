@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from headwater import Cut, InvalidRequestError, UnavailableError
+from headwater.storage.files import sync_data, sync_directory, write_all
 
 _VERSIONED = re.compile(r"(\d+)\.(zip|changelog)")
+_SCHEMA_PATH = re.compile(rb"file:/[^\"]*/state(/\d+/_stateSchema/)")
 _DATA_FOLDERS = ("SSTs", "logs")
 _METADATA = "metadata"
 
@@ -109,6 +111,29 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def sync_folder(folder: Path) -> None:
+    """Make all files in a folder, and their names, durable. Spark syncs nothing that it writes, and a hard link syncs nothing either."""
+    for place, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fd = os.open(os.path.join(place, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                sync_data(fd)
+            finally:
+                os.close(fd)
+        sync_directory(place)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a new file; its bytes and its name are durable when this returns."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(fd, [text.encode()], 0)
+        sync_data(fd)
+    finally:
+        os.close(fd)
+    sync_directory(os.path.dirname(path))
+
+
 def _copy_state(source: Path, target: Path, version: int, partitions: int) -> None:
     """Copy the state as of a version: for each store the newest snapshot up to it, and the changes since."""
     for folder, _, names in os.walk(source):
@@ -119,7 +144,7 @@ def _copy_state(source: Path, target: Path, version: int, partitions: int) -> No
         versioned = {name: found for name in names if (found := _VERSIONED.fullmatch(name)) is not None}
         for name in names:
             if name not in versioned and not name.endswith(".crc") and not name.startswith("."):
-                _copy(source / place / name, target / place / name)
+                _copy_fact(source / place / name, target / place / name, target)
         if versioned:
             for name in _needed(source / place, versioned, version):
                 _copy(source / place / name, target / place / name)
@@ -156,6 +181,17 @@ def _copy(source: Path, target: Path) -> None:
     for name in (f".{source.name}.crc", f"{source.name}.crc"):
         if (source.parent / name).exists():
             _link(source.parent / name, target.parent / name)
+
+
+def _copy_fact(source: Path, target: Path, state: Path) -> None:
+    """Copy a file of facts about the state. Those of transformWithState name files of their own checkpoint by whole paths."""
+    text = source.read_bytes()
+    moved = _SCHEMA_PATH.sub(lambda found: b"file:" + os.fsencode(state) + found[1], text)
+    if moved == text:
+        _copy(source, target)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(moved)  # Without the checksum beside it, which is that of the old text.
 
 
 def _link(source: Path, target: Path) -> None:

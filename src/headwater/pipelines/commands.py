@@ -25,6 +25,8 @@ from headwater.pipelines.supervisor import describe_error
 from headwater.pipelines.tenure import Tenure
 
 ROLL_BACK, APPEND = "roll_back", "append"
+#: Stateful operators that Spark's repartition refuses; it takes all others.
+_INDIVISIBLE = {"limit"}
 
 
 def finish_batch(tenure: Tenure, session: Callable[[], SparkSession], store: Store, graph: Graph, name: str) -> None:
@@ -71,9 +73,9 @@ def check_restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Grap
     built = build_all(spark, store, graph, tenure.live.outputs, None)
     for output in graph.outputs.values():
         if output.name in record["outputs"]:
-            check_definition(
-                graph.pipeline, output, record["outputs"][output.name], built[output.name].definition, f"the savepoint {name!r}"
-            )
+            saved = record["outputs"][output.name]
+            check_definition(graph.pipeline, output, saved, built[output.name].definition, f"the savepoint {name!r}")
+            savepoints.check_input(tenure.register, name, output.name, saved)
 
 
 def restore(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, name: str, mode: str) -> None:
@@ -171,10 +173,22 @@ def _restored(
 # Rescale.
 
 
+def check_rescale(tenure: Tenure, spark: SparkSession, graph: Graph, only: str | None) -> None:
+    """Refuse a rescale of state that Spark can't divide, while queries may be running."""
+    if not can_repartition(spark):
+        repartition(spark, "", 1)  # It says why not.
+    for name in _choose(tenure, graph, only):
+        for operator in (node["operator"] for node in tenure.live.outputs[name].definition["stateful"]):
+            if operator in _INDIVISIBLE:
+                raise InvalidRequestError(
+                    f"pipeline {graph.pipeline}: {name!r} keeps a {operator}, whose state can't be divided, so nothing was changed: name "
+                    "another output, with output= or --output"
+                )
+
+
 def rescale(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph, partitions: int, only: str | None) -> dict[str, int]:
     """Divide the state of outputs into another number of partitions. On an error all is as it was. Returns what each has now."""
-    if not can_repartition(spark):
-        repartition(spark, "", partitions)  # It says why not.
+    check_rescale(tenure, spark, graph, only)
     chosen = _choose(tenure, graph, only)
     generations = dict(tenure.live.outputs)
     made: list[tuple[str, int]] = []

@@ -125,8 +125,8 @@ def _describe_node(node: Any) -> dict[str, str]:
         functions = str(node.joinType().toString())
         types = " and ".join(_types(child) for child in children)
     elif name.startswith(("TransformWithState", "FlatMapGroups")):
-        grouping = getattr(node, "groupingAttributes", None)
-        keys = ", ".join(_resolved(item, children) for item in _items(grouping())) if callable(grouping) and "InPySpark" not in name else ""
+        grouping = node.leftAttributes() if name == "TransformWithStateInPySpark" else node.groupingAttributes()
+        keys = ", ".join(_resolved(item, children) for item in _items(grouping))
     return {"operator": _NAMES[name], "keys": keys, "functions": functions, "types": types}
 
 

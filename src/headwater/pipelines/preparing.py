@@ -23,8 +23,15 @@ def prepare(tenure: Tenure, spark: SparkSession, store: Store, graph: Graph) -> 
     """Build all outputs, give each new one a generation, and claim them. IncompatibleError before anything has changed but streams."""
     generations = dict(tenure.live.outputs)
     # Compared first: nothing is made for a pipeline that is refused.
-    check_definitions(graph, generations, build_all(spark, store, graph, generations, None))
-    built = build_all(spark, store, graph, generations, lambda output, found: make_target(store, output, found.df))
+    built = build_all(spark, store, graph, generations, None)
+    check_definitions(graph, generations, built)
+    known_names = {*store.streams(), *store.tables()}
+    if all(output.target in known_names for output in graph.outputs.values()):
+        for name, found in built.items():
+            make_target(store, graph.outputs[name], found.df)
+    else:
+        # DataFrames that read what is only planned are built again on what is made.
+        built = build_all(spark, store, graph, generations, lambda output, found: make_target(store, output, found.df))
     for output in graph.outputs.values():
         found, known = built[output.name], generations.get(output.name)
         if known is None:

@@ -197,6 +197,7 @@ class Runner:
                 lambda: commands.restore(self._held, self._session(), self._store, self._graph, arguments["name"], arguments["outputs"])
             )
         if command == "rescale":
+            commands.check_rescale(self._held, self._session(), self._graph, arguments["output"])
             return self._between(
                 lambda: commands.rescale(
                     self._held, self._session(), self._store, self._graph, arguments["partitions"], arguments["output"]

@@ -1,6 +1,7 @@
 """Savepoints: copies of all checkpoints as of one look at the store, with the places of all inputs and outputs at that moment.
 
-A savepoint exists once its entry is in the register, which is written last. What its inputs have after it is kept until it is dropped.
+A savepoint exists once its entry is in the register, which is written last, when all of its files are durable. What its inputs have after
+it is kept until it is dropped.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from headwater import AlreadyExistsError, Cut, HeadwaterError, NotFoundError, Store, UnavailableError
-from headwater.pipelines.checkpoints import copy_checkpoint, read_sources, size_of
+from headwater import AlreadyExistsError, ConflictError, Cut, HeadwaterError, NotFoundError, Store, TruncatedError, UnavailableError
+from headwater.pipelines.checkpoints import copy_checkpoint, read_sources, size_of, sync_folder, write_durably
 from headwater.pipelines.register import SAVEPOINT, Generation, Live, Register
 from headwater.pipelines.tenure import Folders
+from headwater.storage.files import make_directory
 
 #: Old files of a checkpoint may go while it is copied: then it is copied again, as of a later batch.
 _ATTEMPTS = 3
@@ -104,12 +106,13 @@ def _take(register: Register, folders: Folders, live: Live, name: str, finish: C
         }
     # Before anything is copied: input that is kept is there when the copy is restored.
     keep(register, name, sources)
+    make_directory(str(folders.savepoint(name)))
     for output, generation in generations.items():
         batch = outputs[output]["batch"]
         finish(output, batch)
         checkpoint = folders.generation(output, generation.number)
         copy_checkpoint(checkpoint, folders.savepoint(name) / output, commits=batch, query=generation.query)
-    folders.savepoint(name).mkdir(parents=True, exist_ok=True)
+    sync_folder(folders.savepoint(name))
     number = 1 + max((int(record["number"]) for record in register.items(SAVEPOINT).values()), default=0)
     record = {
         "number": number,
@@ -120,7 +123,7 @@ def _take(register: Register, folders: Folders, live: Live, name: str, finish: C
         "outputs": outputs,
         "bytes": 0,
     }
-    (folders.savepoint(name) / "manifest.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_durably(folders.savepoint(name) / "manifest.json", json.dumps(record, indent=1))
     record["bytes"] = size_of(folders.savepoint(name))
     register.put(SAVEPOINT + name, record)
     return _to_savepoint(name, record)
@@ -156,6 +159,19 @@ def unkeep(register: Register, name: str) -> None:
 
 def keep_again(register: Register, name: str, record: Mapping[str, Any]) -> None:
     keep(register, name, [Cut.parse(text) for output in record["outputs"].values() for text in output["sources"]])
+
+
+def check_input(register: Register, name: str, output: str, saved: Mapping[str, Any]) -> None:
+    """ConflictError if the input of an output after a savepoint is gone: its keeps were removed by hand."""
+    for cut in map(Cut.parse, saved["sources"]):
+        for stream in cut.streams:
+            try:
+                register.store.stream(stream).ranges(cut)
+            except TruncatedError as error:
+                raise ConflictError(
+                    f"pipeline {register.pipeline}: the input of {output!r} was truncated past the savepoint {name!r}: {error.message}. "
+                    "Nothing was changed. Restore another one"
+                ) from None
 
 
 def drop_leftovers(register: Register, folders: Folders) -> None:

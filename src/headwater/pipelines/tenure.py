@@ -21,6 +21,7 @@ from headwater import ConditionFailedError, FencedError, HeadwaterError, Unavail
 from headwater.pipelines.checkpoints import copy_checkpoint, last_batch
 from headwater.pipelines.register import ANSWER, BEAT, LIVE, Live, Owner, Register, refuse_owner
 from headwater.spark.addresses import patiently
+from headwater.storage.files import make_directory
 
 _BEAT_SECONDS = 2.0
 #: An owner without a beat for that long is taken for dead.
@@ -45,7 +46,7 @@ class Folders:
         """A number that no generation of an output ever had, with an empty folder: two processes never get the same one."""
         folder = self.root / output
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_directory(str(folder))
             number = 1 + max((int(name) for name in os.listdir(folder) if name.isdigit()), default=0)
             while True:
                 try:
