@@ -19,7 +19,7 @@ from headwater.segments.batches import Columns
 from headwater.segments.block import Chunk
 from headwater.segments.engine import Engine
 from headwater.segments.flush import Flusher
-from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, StreamRef
+from headwater.segments.lanes import EVENT_OVERHEAD_BYTES, Few, StreamRef
 from headwater.streams import cuts, reading, tableforks
 
 #: The schema of a table's changes; a null value is a removal. A change's version is its number plus one.
@@ -79,9 +79,9 @@ class Table(ExportedWhole):
         return self._change(key, None, version)
 
     def _change(self, key: str, value: bytes | None, version: int | None) -> int:
-        chunk = changes_chunk([key], [value])
+        change = Few([{"key": key, "value": value}], [key.encode()])
         size = len(key) + len(value or b"") + EVENT_OVERHEAD_BYTES
-        placement = self._flusher.append(self._ref, chunk, size, (EntryChange(self._ref.id, key, value, version),))
+        placement = self._flusher.append(self._ref, change, size, (EntryChange(self._ref.id, key, value, version),))
         return placement.firsts[0] + 1
 
     def get(self, key: str) -> Entry | None:

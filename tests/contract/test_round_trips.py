@@ -530,7 +530,7 @@ ROUND_TRIPS: dict[Case, int] = {
     read_in_a_group: 6,
     reader_commit: 5,
     lag_of_a_group: 6,
-    table_put: 2,
+    table_put: 1,
     table_get: 1,
     table_items: 2,
     revisioned_append: 1,
@@ -570,7 +570,7 @@ STATEMENTS: dict[Case, int] = {
     transaction_of_16_segments: 53,
     transaction_with_a_table_put: 14,
     # The session's receipt takes two of them: a put whose answer was lost is asked for again.
-    table_put: 9,
+    table_put: 7,
     persist_as_expected: 9,
     persist_if_a_tag_is_unused: 14,
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
-from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term
+from headwater.catalog.parts import Alone, Append, Ledger, Placed, Refusal, Refused, Term
 from headwater.catalog.tails import Watch
 from headwater.errors import ConditionFailedError, HeadwaterError, SealedError
 
@@ -22,6 +22,12 @@ ABSENT = 0
 #: A table was sealed or deleted, and its name may be another table's.
 _ENDED = "ended"
 
+_VERSION = "SELECT version FROM entry WHERE stream = ? AND key = ?"
+_DELETE = "DELETE FROM entry WHERE stream = ? AND key = ?"
+_INSERT = "INSERT INTO entry (stream, key, version, value)"
+_REPLACE = "ON CONFLICT (stream, key) DO UPDATE SET version = excluded.version, value = excluded.value"
+_PUT_AT_TAIL = f"{_INSERT} SELECT s.stream, ?, s.tail, ? FROM segment AS s WHERE s.stream = ? AND s.number = ? {_REPLACE}"
+
 
 class Entries(Ledger["EntryChange | EntryIs"]):
     """The versions of the entries that parts change or require."""
@@ -31,7 +37,7 @@ class Entries(Ledger["EntryChange | EntryIs"]):
         return [Watch(term.table, 0) for term in self.terms if isinstance(term, EntryIs)]
 
     def statements(self) -> list[Statement]:
-        return [("SELECT version FROM entry WHERE stream = ? AND key = ?", key) for key in self._keys()]
+        return [(_VERSION, key) for key in self._keys()]
 
     def _keys(self) -> list[tuple[int, str]]:
         return sorted({(term.table, term.key) for term in self.terms if term.expected is not None})
@@ -72,10 +78,9 @@ class Entries(Ledger["EntryChange | EntryIs"]):
             self._versions[term.table, term.key] = ABSENT if term.data is None else version
 
     def enter(self, tx: Tx) -> None:
-        tx.defer("DELETE FROM entry WHERE stream = ? AND key = ?", [place for place, (term, _) in self._last.items() if term.data is None])
+        tx.defer(_DELETE, [place for place, (term, _) in self._last.items() if term.data is None])
         tx.defer(
-            "INSERT INTO entry (stream, key, version, value) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (stream, key) DO UPDATE SET version = excluded.version, value = excluded.value",
+            f"{_INSERT} VALUES (?, ?, ?, ?) {_REPLACE}",
             [(*place, version, term.data) for place, (term, version) in self._last.items() if term.data is not None],
         )
 
@@ -91,6 +96,18 @@ class EntryChange(Term):
     expected: int | None
     place: int = 0
     block: int = 0
+
+    def alone(self, append: Append) -> Alone | None:
+        # Of a block of one change, the version is the segment's new tail.
+        if append.count != 1:
+            return None
+        entry = self.table, self.key
+        condition: Statement = "TRUE", ()
+        if self.expected is not None:
+            condition = f"COALESCE(({_VERSION}), {ABSENT}) = ?", (*entry, self.expected)
+        if self.data is None:
+            return Alone(condition, [(_DELETE, entry)])
+        return Alone(condition, [(_PUT_AT_TAIL, (self.key, self.data, self.table, append.segment))])
 
     def error(self, refused: Refused) -> HeadwaterError:
         found = refused.facts["found"]

@@ -102,14 +102,14 @@ class Flusher:
                 found = self._lanes[key] = Lane(self._intake, self.wait_for, stream, writer, generation, last_number)
             return found
 
-    def append(self, stream: StreamRef, chunk: Chunk, size: int, terms: tuple[Term, ...]) -> Placement:
-        """Store one chunk as a part of its own, which is committed on these terms; return when it is durable, with its place.
+    def append(self, stream: StreamRef, events: Chunk | Few, size: int, terms: tuple[Term, ...]) -> Placement:
+        """Store events as a part of their own, which is committed on these terms; return when they are durable, with their place.
 
         A refusal of a term is raised as the term's error. After a lost answer the commit is asked for its outcome. OutcomeUnknownError if
         that takes too long: `settle` waits until the outcome is known. After UnavailableError the chunk is not stored, now or later.
         """
         self._check_not_storing()
-        run = self.give(stream, chunk, size, terms)
+        run = self.give(stream, events, size, terms)
         try:
             self.wait_for(run)
         except BaseException as error:
