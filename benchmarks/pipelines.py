@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def rescale(bench: Bench) -> Iterator[Result]:
         _write(store, 0, keys)
         pipeline.run(until="caught_up")
         for before, after in ((2, 4), (4, 2)):
-            divided = _seconds(lambda after=after: pipeline.rescale(after))  # type: ignore[misc]
+            divided = _seconds(partial(pipeline.rescale, after))
             yield Result("pipeline-rescale", f"{keys:,} keys, {before} to {after} partitions", divided, "s", goal=at_most(60))
 
 
@@ -221,7 +222,7 @@ def take_over(bench: Bench) -> Iterator[Result]:
             register = Register(store, "bench")
             processes = {process.pid: process for process in (begin(), begin())}
             for turn in range(1, min(4, bench.sizes.rounds) + 1):
-                _wait_until(lambda turn=turn: _count_copied(store) == 1000 * turn)  # type: ignore[misc]
+                _wait_for_copied(store, 1000 * turn)
                 # The other one has a warm session: it has had time for it, as it was started first or is the former standby.
                 _wait_until(lambda: all(len(psutil.Process(pid).children()) > 0 for pid in processes))
                 time.sleep(_WARM_SECONDS)
@@ -229,9 +230,9 @@ def take_over(bench: Bench) -> Iterator[Result]:
                 _kill(processes.pop(owner))
                 begun = time.perf_counter()
                 _write(store, 1000 * turn, 1000 * turn + 1000)
-                _wait_until(lambda owner=owner: _owner(register) not in (owner, 0))  # type: ignore[misc]
+                _wait_for_successor(register, owner)
                 taken = time.perf_counter() - begun
-                _wait_until(lambda turn=turn: _count_copied(store) == 1000 * (turn + 1))  # type: ignore[misc]
+                _wait_for_copied(store, 1000 * (turn + 1))
                 found.append((taken, time.perf_counter() - begun))
                 process = begin()
                 processes[process.pid] = process
@@ -247,6 +248,14 @@ def _owner(register: Register) -> int:
 
 def _count_copied(store: hw.Store) -> int:
     return sum(part.count for part in store.stream(_COPY).ranges()) if _COPY in store.streams() else 0
+
+
+def _wait_for_copied(store: hw.Store, count: int) -> None:
+    _wait_until(lambda: _count_copied(store) == count)
+
+
+def _wait_for_successor(register: Register, former: int) -> None:
+    _wait_until(lambda: _owner(register) not in (former, 0))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

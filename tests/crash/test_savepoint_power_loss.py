@@ -79,7 +79,8 @@ def lost_files(tmp_path: Path, crew: Crew, deaf: str) -> list[str]:
     worker = crew.start(take, str(root), deaf)
     ops: list[Op] = worker.hear()
     assert worker.wait() == 0
-    rng, lost, listed = random.Random(1), [], 0
+    rng, listed = random.Random(1), 0
+    lost: list[str] = []
     for turn in range(CUTS):
         at = len(ops) if turn % 3 == 0 else rng.randrange(len(ops) // 2, len(ops))
         cut, folder = PowerCut(ops, at), tmp_path / "found"

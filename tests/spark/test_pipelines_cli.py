@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 def run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command on a file that declares the pipeline `sales`; the test fails if it ends otherwise than with `code`."""
     module = ModuleType("declared_in_a_test")
-    module.pipeline = shop.totals(partitions=2)  # type: ignore[attr-defined]
+    vars(module)["pipeline"] = shop.totals(partitions=2)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     path = shop.folder / "sales.py"
     path.write_text(f"from {module.__name__} import pipeline\n")

@@ -135,7 +135,8 @@ class Totals(StatefulProcessor):
         self._orders = handle.getListState("orders", StructType([StructField("id", LongType())]))
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        total = self._total.get()[0] if self._total.exists() else 0
+        known = self._total.get()
+        total = known[0] if known is not None else 0
         for frame in rows:
             total += int(frame["price"].sum())
             self._orders.appendList([(int(id),) for id in frame["id"]])
