@@ -34,9 +34,9 @@ class DelayedStorage:
         self._sleep(self._put_seconds)
         self._storage.put(key, buffers)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
         self._sleep(self._put_seconds)
-        self._storage.write(key, produce, is_paced)
+        self._storage.write(key, produce)
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         return self._storage.get(key, start, length)

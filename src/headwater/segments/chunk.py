@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -23,6 +23,7 @@ from headwater.errors import CorruptDataError
 from headwater.model.fieldids import Path, assign, with_ids
 from headwater.model.limits import KIB, MIB
 from headwater.model.schemas import METADATA, is_opaque
+from headwater.runtime.pace import Pace
 from headwater.segments.block import Chunk
 from headwater.segments.bounds import Choice, read_bounds
 from headwater.segments.keyfilter import FILTER, KeyFilters, checksum
@@ -62,14 +63,16 @@ def write_chunk(
     batches: Iterator[pa.RecordBatch],
     ids: Mapping[Path, int] | None = None,
     group_bytes: int = ROW_GROUP_BYTES,
-    rest: Callable[[], None] = lambda: None,
+    pace: Pace | None = None,
 ) -> int:
     """Write batches of `chunk_schema(schema)` as one Parquet file; return the number of rows. Memory: about two row groups.
 
-    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema. `rest` is called between two
-    row groups.
+    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema. While somebody
+    writes, as `pace` knows, row groups are small, and the disk has one before the next one follows.
     """
     ids = assign([schema]) if ids is None else ids
+    pace = pace or Pace()
+    rest = pace.begin()
     wanted = with_ids(chunk_schema(schema), ids).with_metadata({_VERSION_KEY: str(version).encode()})
     opaque = is_opaque(schema)
     # Opaque values are mostly different: a dictionary and statistics would only cost. Numbers and times grow: deltas are tiny.
@@ -91,29 +94,32 @@ def write_chunk(
     size = rows = total = 0
     try:
         for batch in batches:
-            # A large block, or row groups that are read together, come as one batch: parts of one size, or the last one would be tiny.
-            parts = max(-(-batch.nbytes // group_bytes), -(-batch.num_rows // ROW_GROUP_ROWS))
-            step = -(-batch.num_rows // parts) if parts else 1
+            # Row groups that are read together come as one batch: where they are to be small, it is taken apart again. In parts of one
+            # size, or the last one would be tiny.
+            is_small = group_bytes < ROW_GROUP_BYTES or pace.is_busy()
+            parts = max(1, -(-batch.nbytes // group_bytes) if is_small else 1, -(-batch.num_rows // ROW_GROUP_ROWS))
+            step = max(1, -(-batch.num_rows // parts))
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
                 if waiting and (size + part.nbytes > group_bytes or rows + part.num_rows > ROW_GROUP_ROWS):
-                    _write_group(sink, writer, waiting, wanted)
+                    _write_group(writer, waiting, wanted)
+                    if pace.is_busy():
+                        # A sync of the whole chunk at its end would keep the small ones of others waiting.
+                        sink.flush()
                     rest()
                     waiting, size, rows = [], 0, 0
                 waiting.append(part)
                 size, rows, total = size + part.nbytes, rows + part.num_rows, total + part.num_rows
         if waiting:
-            _write_group(sink, writer, waiting, wanted)
+            _write_group(writer, waiting, wanted)
     finally:
         writer.close()
     return total
 
 
-def _write_group(sink: pa.NativeFile, writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
+def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
     table = pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches])
     writer.write_table(table, row_group_size=max(table.num_rows, 1))
-    # What is written goes to the disk now, a group at a time: a sync of all of it at the end would keep others' small ones waiting.
-    sink.flush()
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

@@ -197,9 +197,9 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
         batches=batches(),
         ids=ids,
         group_bytes=group_bytes,
-        rest=engine.pace.begin(),
+        pace=engine.pace,
     )
-    engine.storage.write(key, lambda sink: _check_rows(written(sink), old), engine.pace.is_busy)
+    engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at
     raw = sum(piece.bytes for piece in old)
@@ -229,8 +229,9 @@ def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExten
             if size >= _RAW_BYTES or cursor.is_done:
                 new.append(NewExtent(at, size, size, crc, first_at, position, RAW, size, last_at))
                 at, position, crc, size = at + size, position + size, 0, 0
-                sink.flush()
+                if engine.pace.is_busy():
+                    sink.flush()
                 rest()
 
-    engine.storage.write(key, produce, engine.pace.is_busy)
+    engine.storage.write(key, produce)
     return new

@@ -67,10 +67,10 @@ class Storage(Protocol):
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         """Store the buffers as one object, durable on return. The same put again succeeds; with other bytes it is an AlreadyExistsError."""
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
         """Store as one object, durable on return, what `produce` writes into the file it is given. No such object may exist.
 
-        Each flush of the file gives the disk what was written. While `is_paced`, it waits first until the disk has the part before.
+        A flush of the file gives the disk what was written, once the disk has what it was given before.
         """
 
     def get(self, key: str, start: int, length: int) -> Buffer:

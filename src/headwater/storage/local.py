@@ -62,7 +62,7 @@ class LocalStorage:
                 with contextlib.suppress(OSError):
                     os.unlink(self._folder.path(temporary))
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
         temporary = layout.temporary_key(key, secrets.token_hex(8))
         path = self._folder.path(temporary)
         with explaining("write", self._folder.path(key)):
@@ -70,7 +70,7 @@ class LocalStorage:
                 fd = self._folder.create(temporary)
                 try:
                     with _Paced(path, "wb") as file:
-                        file.fd, file.is_paced = fd, is_paced
+                        file.fd = fd
                         produce(file)
                     failpoints.reach("object.put")
                     sync_data(fd)
@@ -192,7 +192,6 @@ class _Paced(pa.OSFile):  # type: ignore[misc]
     """
 
     fd = -1
-    is_paced: Callable[[], bool]
     #: Where the last part begins that the disk was given, and where it ends.
     _begun = 0
     _given = 0
@@ -202,8 +201,7 @@ class _Paced(pa.OSFile):  # type: ignore[misc]
         if end - self._given < _PACED_BYTES:
             return
         # One part is written by the disk while the next one is made.
-        if self.is_paced():
-            wait_sync(self.fd, self._begun, self._given - self._begun)
+        wait_sync(self.fd, self._begun, self._given - self._begun)
         begin_sync(self.fd, self._given, end - self._given)
         self._begun, self._given = self._given, end
 

@@ -47,7 +47,7 @@ class MemoryStorage:
         if stored != data:
             raise AlreadyExistsError(f"{key} exists with other bytes: {len(stored)} are stored, {len(data)} were given", key=key)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
         file = pa.BufferOutputStream()
         produce(file)
         self.put(key, [file.getvalue()])

@@ -118,7 +118,7 @@ class ObjectStorage:
 
         self._request(f"write {key}", put_once)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None], is_paced: Callable[[], bool] = lambda: False) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
         file = pa.BufferOutputStream()
         produce(file)
         self.put(key, [file.getvalue()])
