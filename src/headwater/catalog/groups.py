@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.catalog import segments, undone
+from headwater.catalog import replacements, segments, undone
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import later, next_id
@@ -144,8 +144,8 @@ def delete_group(tx: Tx, group: int) -> None:
 
 @operation("read", right=Right("read", "group"))
 def explain_reset(tx: Tx, group: int, generation: int, handed: Mapping[Key, int]) -> RolledBackError | None:
-    """Why a group is no longer in a generation that a reader knows, if a roll-back is why: of a stream of which the group was past the cut,
-    or the reader, which handed out events up to these numbers."""
+    """Why a group is no longer in a generation that a reader knows, if a roll-back or a replacement is why: of a stream of which the group
+    was past the cut, or the reader, which handed out events up to these numbers that were not committed."""
     rows = tx.run("SELECT rolled_generation, rolled_to, name FROM reader_group WHERE id = ?", (group,))
     if rows and rows[0][0] > generation:
         return RolledBackError(
@@ -157,16 +157,27 @@ def explain_reset(tx: Tx, group: int, generation: int, handed: Mapping[Key, int]
         if number:
             places.setdefault(stream, {})[segment] = number
     for stream, place in places.items():
+        moved = replacements.find_parted(tx, stream, place)
         error = undone.find_error(tx, stream, place)
-        if error is not None:
-            # The reader knows only its own segments: the group's place says where all are read on.
-            numbers: dict[int, int] = dict(
-                tx.run("SELECT segment, position FROM group_segment WHERE grp = ? AND stream = ?", (group, stream))
+        # The reader knows only its own segments: the group's place says where all are read on.
+        if moved is not None and (moved[1] or error is not None):
+            successor, _ = moved
+            return RolledBackError(
+                f"another stream has the name {successor.full_name} by now, without what was read: read on from the cut of this error",
+                _place_in(tx, group, successor.id, successor.full_name),
             )
+        if error is not None:
             assert error.cut is not None
             [(name, _)] = error.cut.streams.items()
-            return RolledBackError(error.message, Cut(error.cut.store, {name: StreamCut(stream, numbers)}))
+            return RolledBackError(error.message, _place_in(tx, group, stream, name))
     return None
+
+
+def _place_in(tx: Tx, group: int, stream: int, name: str) -> Cut:
+    """A group's place in one of its streams."""
+    [(store,)] = tx.run("SELECT id FROM store")
+    rows = tx.run("SELECT segment, position FROM group_segment WHERE grp = ? AND stream = ?", (group, stream))
+    return Cut(store, {name: StreamCut(stream, dict(rows))})
 
 
 def _next(column: str) -> str:
