@@ -678,8 +678,11 @@ class Store:
             ref = stream._check_writable()
             lane = self._flusher.lane(ref)
         else:
+            before = stream.id
             generation, last_number = stream._open_named_writer(id)
             ref = stream._check_writable()
+            if ref.id != before:
+                generation, last_number = stream._open_named_writer(id)  # Another stream took the name.
             lane = self._flusher.lane(ref, id, generation, last_number)
         writer = Writer(self, self._flusher, ref, lane)
         self._writers.add(writer)

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from headwater.batch import ChunkRange, SegmentRange, list_chunks
 from headwater.bytestream import ByteReader, ByteWriter
-from headwater.catalog import claims, segments, streams, writers
+from headwater.catalog import claims, replacements, segments, streams, writers
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import InvalidRequestError, NotFoundError, SealedError
+from headwater.errors import HeadwaterError, InvalidRequestError, NotFoundError, SealedError
 from headwater.exports import Exported, as_polars
 from headwater.model.arguments import check_flag, shown
 from headwater.model.cuts import Cut
@@ -22,6 +22,7 @@ from headwater.model.names import parse_stream_name, parse_word
 from headwater.model.policies import Retention, Scaling
 from headwater.model.positions import Segment
 from headwater.model.scaling_history import ScalingHistory
+from headwater.model.segmentmap import SegmentMap
 from headwater.segments.batches import Batch, Columns, check_columns
 from headwater.segments.lanes import StreamRef
 from headwater.streams import autoscaling, cuts, forks, lifecycle, reading, scaling, truncation
@@ -45,7 +46,10 @@ _KINDS = {
 
 
 class Stream(Exported):
-    """One stream of a store. The handle stays with this stream: of a deleted one it says so, also when the name is used again."""
+    """One stream of a store. Of a deleted stream the handle says so, even if the name is used again.
+
+    If another stream takes the name by `store.replace_stream`, the handle is of that stream from then on.
+    """
 
     def __init__(self, store: Store, ref: StreamRef) -> None:
         self._store = store
@@ -75,7 +79,20 @@ class Stream(Exported):
         return self._ref.id
 
     def _row(self) -> streams.StreamRow:
-        return lifecycle.current_row(self._store._engine, self._ref)
+        engine, ref = self._store._engine, self._ref
+        try:
+            row = lifecycle.current_row(engine, ref)
+        except NotFoundError:
+            successor = engine.run(replacements.find_successor, ref.id, ref.name)
+            if successor is None:
+                raise
+            row = successor
+        if row.full_name != ref.name:
+            # Another stream took this one's name, or this stream another one's.
+            row = engine.run(replacements.find_successor, ref.id, ref.name) or row
+        if (row.id, row.full_name) != (ref.id, ref.name):
+            self._ref = engine.stream_ref(row)
+        return row
 
     def _refresh(self) -> StreamRef:
         """The stream with its present schema."""
@@ -83,6 +100,15 @@ class Stream(Exported):
         if row.schema_version != self._ref.schema_version:
             self._ref = self._store._engine.stream_ref(row)
         return self._ref
+
+    def _map(self) -> SegmentMap[SegmentRow]:
+        """The segments. Only a sealed stream can have been replaced, so only of that another one is looked for."""
+        rows = self._store._engine.run(segments.list_segments, self._ref.id)
+        if not any(row.is_open for row in rows):
+            before = self._ref.id
+            if self._refresh().id != before:
+                rows = self._store._engine.run(segments.list_segments, self._ref.id)
+        return SegmentMap(rows)
 
     @property
     def schema(self) -> pa.Schema:
@@ -122,15 +148,17 @@ class Stream(Exported):
 
     def head(self) -> Cut:
         """The first readable place."""
-        return cuts.head(self._store._engine, self._ref)
+        found = self._map().head()
+        return cuts.single(self._store._engine, self._ref, found)
 
     def tail(self) -> Cut:
         """The place behind the last event."""
-        return cuts.tail(self._store._engine, [self._ref])
+        found = self._map().tail()
+        return cuts.single(self._store._engine, self._ref, found)
 
     def cut_at(self, time: datetime) -> Cut:
         """Before it lies what was appended before `time`, behind it the rest."""
-        return cuts.at_time(self._store._engine, self._ref, time)
+        return cuts.at_time(self._store._engine, self._refresh(), time)
 
     def update(
         self,
@@ -334,8 +362,17 @@ class Stream(Exported):
     def _between(self, start: Place, end: Place) -> tuple[StreamRef, list[Range]]:
         """What lies between two places, and the stream as of then: its schema has all that those events have."""
         self._check_read()
-        found = cuts.ranges(self._store._engine, self._ref, start, end)
-        return self._refresh(), found
+        engine, ref = self._store._engine, self._ref
+        try:
+            found = cuts.ranges(engine, ref, start, end)
+        except HeadwaterError:
+            # A cut of the stream that has the name now is none of this one.
+            if self._refresh().id == ref.id:
+                raise
+        else:
+            if self._refresh().id == ref.id:
+                return self._ref, found
+        return self._ref, cuts.ranges(engine, self._ref, start, end)
 
     def _check_events(self) -> StreamRef:
         self._check_read()

@@ -280,6 +280,23 @@ def _read_all(reader: hw.Reader) -> list[Any]:
             return found
 
 
+def test_a_reader_that_leaves_past_the_cut_is_told_and_has_left(store: hw.Store, stream: hw.Stream) -> None:
+    write(stream, 10)
+    cut = stream.tail()
+    write(stream, 10)
+    group = store.reader_group("g", ["a/x"])
+    reader = group.reader("r")
+    for _ in range(20):
+        assert reader.read(timeout=5) is not None
+    stream.roll_back(cut, keep_as=OLD, force=True)
+    with pytest.raises(hw.RolledBackError) as caught:
+        reader.close()
+    assert caught.value.cut is not None and group.readers() == []
+    reader.close()
+    with group.reader("s") as other:
+        assert [other.read(timeout=5) is not None for _ in range(10)] == [True] * 10
+
+
 def test_what_must_be_removed_first(store: hw.Store, stream: hw.Stream) -> None:
     write(stream, 10)
     cut = stream.tail()
@@ -479,7 +496,7 @@ def test_what_can_not_be_rolled_back(store: hw.Store, stream: hw.Stream) -> None
     with pytest.raises(hw.InvalidRequestError, match="another store"):
         stream.roll_back(hw.Cut("other", cut.streams), keep_as=OLD, force=True)
     part = cut.streams["a/x"]
-    with pytest.raises(hw.InvalidRequestError, match="behind the tail"):
+    with pytest.raises(hw.InvalidRequestError, match="past the tail"):
         stream.roll_back(hw.Cut(store.id, {"a/x": part._replace(segments={0: 99, 1: 0})}), keep_as=OLD, force=True)
     with pytest.raises(hw.InvalidRequestError, match="once each"):
         stream.roll_back(hw.Cut(store.id, {"a/x": part._replace(segments={0: 0})}), keep_as=OLD, force=True)

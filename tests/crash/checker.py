@@ -42,7 +42,7 @@ class Checker:
         self._drain()
         self._check_copies(self._store.stream(IN).tail())
         report = check_store(self._store)
-        _require(report.ok, f"the store is damaged: {report.problems[:3]}")
+        require(report.ok, f"the store is damaged: {report.problems[:3]}")
         return {
             "events": len(self._ids[IN]),
             "acked": len(self._lines("acked")),
@@ -60,12 +60,12 @@ class Checker:
     def _check_writers(self) -> None:
         for name in (IN, SIDE, OUT):
             twice = [id for id, count in Counter(self._ids[name]).items() if count > 1]
-            _require(not twice, f"stored twice in {name}: {twice[:5]}")
+            require(not twice, f"stored twice in {name}: {twice[:5]}")
         stored = set(self._ids[IN])
         lost = [line["id"] for line in self._lines("acked") if line["id"] not in stored]
-        _require(not lost, f"acked, and lost: {lost[:5]}")
+        require(not lost, f"acked, and lost: {lost[:5]}")
         numbers = sorted(int(id.partition(":")[2]) for id in stored if id.startswith("named:"))
-        _require(numbers == list(range(1, len(numbers) + 1)), "a named writer's events are not a prefix of what it was given")
+        require(numbers == list(range(1, len(numbers) + 1)), "a named writer's events are not a prefix of what it was given")
 
     def _check_transactions(self) -> None:
         """Each attempt is in both streams and in the table as it was planned, or nowhere; each sequence once."""
@@ -78,20 +78,20 @@ class Checker:
         planned = {line["tag"]: line for line in self._lines("planned")}
         for tag in found.keys() | puts.keys():
             wanted = {f"{tag}:{index}" for index in range(planned[tag]["events"])}
-            _require(found[tag] == wanted, f"transaction {tag} is not whole: {len(found[tag])} of {len(wanted)} events")
-            _require(puts[tag] == 1 and self._store.table(TABLE).get(tag) is not None, f"transaction {tag} is not whole in the table")
+            require(found[tag] == wanted, f"transaction {tag} is not whole: {len(found[tag])} of {len(wanted)} events")
+            require(puts[tag] == 1 and self._store.table(TABLE).get(tag) is not None, f"transaction {tag} is not whole in the table")
         sequences = Counter(tuple(tag.split(".")[:2]) for tag in puts)
         twice = [sequence for sequence, count in sequences.items() if count > 1]
-        _require(not twice, f"committed twice, in spite of their markers: {twice[:5]}")
+        require(not twice, f"committed twice, in spite of their markers: {twice[:5]}")
         for line in self._lines("committed"):
-            _require(tuple(line["tag"].split(".")[:2]) in sequences, f"committed, and lost: {line}")
-            _require((line["tag"] in puts) != line["repeated"], f"a commit that was {'repeated' if line['repeated'] else 'new'}: {line}")
+            require(tuple(line["tag"].split(".")[:2]) in sequences, f"committed, and lost: {line}")
+            require((line["tag"] in puts) != line["repeated"], f"a commit that was {'repeated' if line['repeated'] else 'new'}: {line}")
         kept = [line["tag"] for line in self._lines("aborted") if line["tag"] in puts]
-        _require(not kept, f"aborted, and stored: {kept[:5]}")
+        require(not kept, f"aborted, and stored: {kept[:5]}")
         for tag, line in planned.items():
             if line["id"] is not None:
                 status = self._store.transaction_status(line["id"])
-                _require((status is hw.TransactionStatus.COMMITTED) == (tag in puts), f"transaction {tag} says it is {status}")
+                require((status is hw.TransactionStatus.COMMITTED) == (tag in puts), f"transaction {tag} says it is {status}")
 
     def _check_order(self) -> None:
         """Events of one origin and key are in the order in which they were given."""
@@ -99,7 +99,7 @@ class Checker:
             last: dict[tuple[str, Any], int] = {}
             for event, id in zip(self._events[name], self._ids[name], strict=True):
                 origin, _, number = id.partition(":")
-                _require(last.get((origin, event.key), -1) < int(number), f"out of order in {name}: {id} with key {event.key!r}")
+                require(last.get((origin, event.key), -1) < int(number), f"out of order in {name}: {id} with key {event.key!r}")
                 last[origin, event.key] = int(number)
         # What a transaction put into a segment lies there in one piece.
         for name in (IN, SIDE):
@@ -109,7 +109,7 @@ class Checker:
                 tag = id.partition(":")[0]
                 segment = event.position.segment
                 if tag.startswith("tx") and seen.get(segment) != tag:
-                    _require((segment, tag) not in pieces, f"transaction {tag} is in several pieces in segment {segment} of {name}")
+                    require((segment, tag) not in pieces, f"transaction {tag} is in several pieces in segment {segment} of {name}")
                     pieces.add((segment, tag))
                 seen[segment] = tag
         # Copies are in the order of what they are copies of.
@@ -120,7 +120,7 @@ class Checker:
         for event, id in zip(self._events[OUT], self._ids[OUT], strict=True):
             copies[event.key].append(id)
         for key, ids in copies.items():
-            _require(ids == places[key][: len(ids)], f"the copies with key {key!r} are not a prefix of what was to be copied")
+            require(ids == places[key][: len(ids)], f"the copies with key {key!r} are not a prefix of what was to be copied")
 
     def _check_cuts(self) -> None:
         """At every moment a transaction was visible in both streams, or in none."""
@@ -132,7 +132,7 @@ class Checker:
                     if event.value.startswith(b"tx"):
                         seen[event_id(event).partition(":")[0]] += 1
             for tag, count in seen.items():
-                _require(count == planned[tag], f"{count} of {planned[tag]} events of transaction {tag} were visible")
+                require(count == planned[tag], f"{count} of {planned[tag]} events of transaction {tag} were visible")
 
     def _check_auto_group(self) -> None:
         """What lies before the committed positions was handed out, and first in the order of the stream."""
@@ -145,24 +145,24 @@ class Checker:
         except hw.InvalidRequestError as error:
             raise Broken(f"the group is where no reader can be: {error}") from error
         skipped = [id for event in self._store.stream(IN).read(end=position) if (id := event_id(event)) not in first]
-        _require(not skipped, f"committed, and never handed out: {skipped[:5]}")
+        require(not skipped, f"committed, and never handed out: {skipped[:5]}")
         latest: dict[Any, tuple[float, str]] = {}
         for event, id in zip(self._events[IN], self._ids[IN], strict=True):
             if id in first:
                 before = latest.get(event.key, (0.0, ""))
-                _require(before[0] < first[id], f"{id} was handed out before {before[1]}, with key {event.key!r}")
+                require(before[0] < first[id], f"{id} was handed out before {before[1]}, with key {event.key!r}")
                 latest[event.key] = first[id], id
             else:
                 latest[event.key] = float("inf"), id
         for line in self._lines("fenced"):
-            _require(line["idle"] > PATIENT_SECONDS, f"a reader that lives was fenced: {line['error']}")
+            require(line["idle"] > PATIENT_SECONDS, f"a reader that lives was fenced: {line['error']}")
 
     def _check_copies(self, position: hw.Cut) -> None:
         """The copies are those of the events before the positions that were committed with them."""
         copied = Counter(event_id(event) for event in self._store.stream(OUT).read())
         wanted = Counter(event_id(event) for event in self._store.stream(IN).read(end=position))
-        _require(not copied - wanted, f"copied twice, or without a position: {list(copied - wanted)[:5]}")
-        _require(not wanted - copied, f"behind the position, and not copied: {list(wanted - copied)[:5]}")
+        require(not copied - wanted, f"copied twice, or without a position: {list(copied - wanted)[:5]}")
+        require(not wanted - copied, f"behind the position, and not copied: {list(wanted - copied)[:5]}")
 
     def _drain(self) -> None:
         """Others take over from the dead, and read to the end."""
@@ -174,9 +174,9 @@ class Checker:
             idle = 0
             while group.lag().events:
                 idle = 0 if copy_some(self._store, reader, rng, timeout=0.02) else idle + 1
-                _require(idle < 100, f"{group.lag().events} events are left that nobody gets, held by {group.assignments()}")
+                require(idle < 100, f"{group.lag().events} events are left that nobody gets, held by {group.assignments()}")
 
 
-def _require(holds: bool, message: str) -> None:
+def require(holds: bool, message: str) -> None:
     if not holds:
         raise Broken(message)

@@ -18,6 +18,7 @@ from typing import Any
 import headwater as hw
 from headwater.catalog import commits, groups, segments
 from headwater.catalog.database import Tx
+from headwater.model.segmentmap import Progress, SegmentMap
 from headwater.readers import reader as reader_module
 from headwater.runtime import failpoints
 from tests.crash.processes import Place
@@ -242,18 +243,17 @@ def _skip_a_staged_block() -> None:
 
 def _let_successors_in_early() -> None:
     """A successor may be read as soon as its predecessors are sealed, before they are read to their end."""
-    advance_once = groups._advance_once
+    advance = SegmentMap.advance
 
-    def faulty(rows: Any, frontier: dict[int, tuple[int, bool]], ends: Any) -> bool:
-        changed = advance_once(rows, frontier, ends)
-        for number, row in rows.items():
-            near = [other for other in frontier if other < number and rows[other].keys.overlaps(row.keys)]
-            if number not in frontier and near and not any(other > number and rows[other].keys.overlaps(row.keys) for other in frontier):
-                frontier[number] = (0, False)
-                changed = True
-        return changed
+    def faulty(self: SegmentMap[Any], places: Any, ends: Any = None) -> dict[int, Progress]:
+        found = advance(self, places, ends)
+        for number, row in self.segments.items():
+            near = list(self.front(found).over(row.keys))
+            if number not in found and near and all(other < number for other in near):
+                found[number] = Progress(0, False)
+        return found
 
-    vars(groups)["_advance_once"] = faulty
+    SegmentMap.advance = faulty  # type: ignore[method-assign]
 
 
 def _forget_the_reader() -> None:

@@ -40,12 +40,12 @@ def _run(crew: Crew, place: Place, folder: Path, seed: int, seconds: float, faul
             cuts.append(store.cut(IN, SIDE))
             unlucky = rng.choice(ROLES)
             for role, worker in workers.items():
-                if role == unlucky or _has_ended(worker):
-                    _kill(worker)
+                if role == unlucky or has_ended(worker):
+                    kill(worker)
                     lives[role] += 1
                     workers[role] = crew.start(live, place, str(folder), role, lives[role], seed, fault)
         for worker in workers.values():
-            _kill(worker)
+            kill(worker)
         # Open transactions of the dead are over when somebody says so.
         store.run_upkeep()
         found = Checker(store, folder, cuts[-20:]).check()
@@ -53,7 +53,7 @@ def _run(crew: Crew, place: Place, folder: Path, seed: int, seconds: float, faul
     return found
 
 
-def _has_ended(worker: Worker) -> bool:
+def has_ended(worker: Worker) -> bool:
     try:
         while True:
             worker.hear(0.0)
@@ -63,7 +63,7 @@ def _has_ended(worker: Worker) -> bool:
         return True
 
 
-def _kill(worker: Worker) -> None:
+def kill(worker: Worker) -> None:
     # One that ended by itself has left the reason in its log.
     with contextlib.suppress(ProcessLookupError):
         worker.kill()

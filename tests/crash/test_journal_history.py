@@ -14,7 +14,7 @@ import headwater as hw
 from tests.crash.journal_history import FAULTS, ROLES, check_history, live
 from tests.crash.journal_workers import NAME
 from tests.crash.processes import Crew, Place
-from tests.crash.test_history import _has_ended, _kill
+from tests.crash.test_history import has_ended, kill
 from tests.journals import Broken
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -35,12 +35,12 @@ def _run(crew: Crew, place: Place, folder: Path, seed: int, seconds: float, faul
             threading.Event().wait(rng.uniform(0.05, 0.4))
             unlucky = rng.choice(ROLES)
             for role, worker in workers.items():
-                if role == unlucky or _has_ended(worker):
-                    _kill(worker)
+                if role == unlucky or has_ended(worker):
+                    kill(worker)
                     lives[role] += 1
                     workers[role] = crew.start(live, place, str(folder), role, lives[role], seed, fault)
         for worker in workers.values():
-            _kill(worker)
+            kill(worker)
         found = check_history(store, folder)
     print(found)
     return found

@@ -42,15 +42,16 @@ class SecondProcess:
 
 def main(path: str, catalog: str) -> None:
     # One writer for each stream, opened once: its routes grow old while the other process splits and merges.
-    writers: dict[str, hw.Writer] = {}
+    writers: dict[int, hw.Writer] = {}
     with hw.open(path, catalog=catalog or None) as store:
         for line in sys.stdin:
             name, events, as_batch = json.loads(line)
-            if name not in writers:
+            stream = store.stream(name)
+            if stream.id not in writers:
                 for old in writers.values():
                     old.close()
-                writers = {name: store.stream(name).writer()}
-            writer = writers[name]
+                writers = {stream.id: stream.writer()}
+            writer = writers[stream.id]
             if as_batch:
                 columns = {"value": [value.encode() for _, value in events], "key": pa.array([key for key, _ in events], pa.string())}
                 writer.write_batch(pa.table(columns), key="key")

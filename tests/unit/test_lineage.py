@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ ROW = SegmentRow(0, 0, WHOLE, 0, 0, None, None, 0, 1, 0, 0, 0, 0)
 
 
 def item(number: int, keys: KeyRange) -> Range:
-    return Range(replace(ROW, number=number, keys=keys), 0, 1)
+    return Range(ROW._replace(number=number, keys=keys), 0, 1)
 
 
 def scaled(choices: list[tuple[int, int]]) -> list[Range]:

@@ -1,10 +1,8 @@
-"""Cuts: their canonical text, and the lineage that tells what lies before one."""
+"""Cuts: their canonical text, and what is no cut."""
 
 from __future__ import annotations
 
 import pickle
-import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequestError
-from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
-from headwater.model.keys import KEY_SPACE, WHOLE, KeyRange
+from headwater.model.cuts import Cut, StreamCut, part_text
 
 NUMBERS = st.integers(0, 2**62)
 CUTS = st.builds(
@@ -87,52 +84,3 @@ def test_cuts_are_equal_by_what_they_say_and_can_not_be_changed() -> None:
 def test_a_text_that_is_no_cut_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRequestError, match="not the text of a cut"):
         Cut.parse(text)
-
-
-def grow(seed: int, steps: int) -> tuple[list[Span], list[Span]]:
-    """All segments of a stream that was split and merged at random, and those that are open."""
-    chance = random.Random(seed)
-    made, opened = [Span(0, WHOLE, 0, 1)], [Span(0, WHOLE, 0, 1)]
-    for _ in range(steps):
-        number = len(made)
-        at = chance.randrange(len(opened))
-        if len(opened) > 1 and chance.random() < 0.5:
-            at = min(at, len(opened) - 2)
-            new = [Span(number, KeyRange(opened[at].keys.start, opened[at + 1].keys.end), 0, 1)]
-            opened[at : at + 2] = new
-        else:
-            new = [Span(number + i, keys, 0, 1) for i, keys in enumerate(opened[at].keys.split(2))]
-            opened[at : at + 1] = new
-        made += new
-    return made, opened
-
-
-def tiles(spans: list[Span]) -> bool:
-    ordered = sorted(span.keys for span in spans)
-    return ordered[0].start == 0 and ordered[-1].end == KEY_SPACE and all(a.end == b.start for a, b in pairwise(ordered))
-
-
-@given(st.integers(0, 10_000), st.integers(0, 12))
-def test_the_first_and_last_spans_are_the_ends_of_the_lineage(seed: int, steps: int) -> None:
-    made, opened = grow(seed, steps)
-    random.Random(seed).shuffle(made)
-    assert sorted(last_spans(made)) == sorted(opened)
-    assert [span.number for span in first_spans(made)] == [0]
-    assert tiles(last_spans(made))
-
-
-@given(st.integers(0, 10_000), st.integers(0, 8), st.integers(1, 8))
-def test_what_lies_before_a_cut_is_what_had_been_sealed_then(seed: int, then: int, later: int) -> None:
-    made_then, cut = grow(seed, then)
-    made, _ = grow(seed, then + later)
-    assert made[: len(made_then)] == made_then
-    before = [span for span in made if span not in cut and is_before(span, cut)]
-    assert before == [span for span in made_then if span not in cut]
-
-
-@given(st.integers(0, 10_000), st.integers(0, 8), st.integers(1, 8))
-def test_once_what_lies_before_a_cut_is_gone_the_cut_is_the_head(seed: int, then: int, later: int) -> None:
-    _, cut = grow(seed, then)
-    made, _ = grow(seed, then + later)
-    left = [span for span in made if span in cut or not is_before(span, cut)]
-    assert sorted(first_spans(left)) == sorted(cut)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from headwater.catalog.segments import SegmentRow
-from headwater.model.cuts import Span, is_before
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.model.segmentmap import SegmentMap
+from tests.lineage import Span, is_before, span_of
 
 
 def _history(chance: random.Random, steps: int) -> tuple[list[SegmentRow], set[int]]:
@@ -60,7 +60,7 @@ def _check_one(chance: random.Random) -> None:
     assert [start for start, _ in keys] == [0, *(end for _, end in keys[:-1])] and keys[-1].end == KEY_SPACE, "each key once"
     spans = [Span(number, rows[number].keys, at, rows[number].tail) for number, at in cut.items()]
     for row in rows:
-        at = cut.get(row.number, row.tail if is_before(row.span, spans) else 0)
+        at = cut.get(row.number, row.tail if is_before(span_of(row), spans) else 0)
         assert at <= heads[row.number], f"events of segment {row.number} from {heads[row.number]} on stay"
-        assert row.number not in kept or row.number in cut or not is_before(row.span, spans), "a group is there"
-        assert row.number not in live or not is_before(row.span, spans)
+        assert row.number not in kept or row.number in cut or not is_before(span_of(row), spans), "a group is there"
+        assert row.number not in live or not is_before(span_of(row), spans)

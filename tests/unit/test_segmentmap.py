@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from headwater.catalog.segments import SegmentRow
-from headwater.model.cuts import Span, first_spans, is_before, last_spans
 from headwater.model.keys import KEY_SPACE, KeyRange
 from headwater.model.segmentmap import Front, SegmentMap
+from tests.lineage import Span, first_spans, is_before, last_spans, span_of
 from tests.unit.test_retention_cut import _history
 
 
@@ -34,7 +34,7 @@ def test_it_answers_as_comparing_all_with_all_does(block: int) -> None:
     for number in range(250):
         chance = random.Random(block * 250 + number)
         rows, _ = _history(chance, chance.randrange(8))
-        spans = [row.span for row in rows]
+        spans = [span_of(row) for row in rows]
         found = SegmentMap(rows)
         assert found.head() == {span.number: span.head for span in first_spans(spans)}
         assert found.tail() == {span.number: span.tail for span in last_spans(spans)}

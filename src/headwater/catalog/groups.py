@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headwater.catalog import segments, undone
+from headwater.catalog import replacements, segments, undone
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import later, next_id
@@ -19,9 +19,9 @@ from headwater.catalog.segments import SegmentRow
 from headwater.errors import ConflictError, FencedError, NotFoundError, RolledBackError
 from headwater.model.arguments import MOST, check_whole
 from headwater.model.cuts import Cut, StreamCut
-from headwater.model.keys import WHOLE, KeyRange
 from headwater.model.limits import READER_SECONDS
 from headwater.model.names import parse_word
+from headwater.model.segmentmap import Progress, SegmentMap
 
 _DEAD_AFTER_US = int(READER_SECONDS * 1_000_000)
 
@@ -144,8 +144,8 @@ def delete_group(tx: Tx, group: int) -> None:
 
 @operation("read", right=Right("read", "group"))
 def explain_reset(tx: Tx, group: int, generation: int, handed: Mapping[Key, int]) -> RolledBackError | None:
-    """Why a group is no longer in a generation that a reader knows, if a roll-back is why: of a stream of which the group was past the cut,
-    or the reader, which handed out events up to these numbers."""
+    """Why a group is no longer in a generation that a reader knows, if a roll-back or a replacement is why: of a stream of which the group
+    was past the cut, or the reader, which handed out events up to these numbers that were not committed."""
     rows = tx.run("SELECT rolled_generation, rolled_to, name FROM reader_group WHERE id = ?", (group,))
     if rows and rows[0][0] > generation:
         return RolledBackError(
@@ -157,16 +157,27 @@ def explain_reset(tx: Tx, group: int, generation: int, handed: Mapping[Key, int]
         if number:
             places.setdefault(stream, {})[segment] = number
     for stream, place in places.items():
+        moved = replacements.find_parted(tx, stream, place)
         error = undone.find_error(tx, stream, place)
-        if error is not None:
-            # The reader knows only its own segments: the group's place says where all are read on.
-            numbers: dict[int, int] = dict(
-                tx.run("SELECT segment, position FROM group_segment WHERE grp = ? AND stream = ?", (group, stream))
+        # The reader knows only its own segments: the group's place says where all are read on.
+        if moved is not None and (moved[1] or error is not None):
+            successor, _ = moved
+            return RolledBackError(
+                f"another stream has the name {successor.full_name} by now, without what was read: read on from the cut of this error",
+                _place_in(tx, group, successor.id, successor.full_name),
             )
+        if error is not None:
             assert error.cut is not None
             [(name, _)] = error.cut.streams.items()
-            return RolledBackError(error.message, Cut(error.cut.store, {name: StreamCut(stream, numbers)}))
+            return RolledBackError(error.message, _place_in(tx, group, stream, name))
     return None
+
+
+def _place_in(tx: Tx, group: int, stream: int, name: str) -> Cut:
+    """A group's place in one of its streams."""
+    [(store,)] = tx.run("SELECT id FROM store")
+    rows = tx.run("SELECT segment, position FROM group_segment WHERE grp = ? AND stream = ?", (group, stream))
+    return Cut(store, {name: StreamCut(stream, dict(rows))})
 
 
 def _next(column: str) -> str:
@@ -508,7 +519,7 @@ def _load_positions(text: str) -> tuple[int, dict[Key, int]]:
     return group_generation, {(stream, segment): number for stream, segment, number in rows}
 
 
-Places = dict[int, tuple[int, bool]]
+Places = dict[int, Progress]
 
 
 def _advance(tx: Tx, row: GroupRow) -> None:
@@ -532,7 +543,7 @@ def _moves(tx: Tx, row: GroupRow, frontier: Sequence[Assigned]) -> list[tuple[in
     """(stream, its part of the frontier, where that can move to, the segments from there on); positions, and whether they are at an end."""
     by_stream: dict[int, Places] = {}
     for item in frontier:
-        by_stream.setdefault(item.stream, {})[item.segment] = (item.position, item.done)
+        by_stream.setdefault(item.stream, {})[item.segment] = Progress(item.position, item.done)
     # A stream that the end of a bounded group does not name has no end.
     ends_of = {stream: row.ends.get(stream) if row.ends is not None else None for stream in by_stream}
     # Numbers grow along each key, so what lies before the frontier's first is read already.
@@ -541,67 +552,8 @@ def _moves(tx: Tx, row: GroupRow, frontier: Sequence[Assigned]) -> list[tuple[in
     for (stream, before), listed in zip(by_stream.items(), tx.run_all(looks) if looks else [], strict=True):
         ends = ends_of[stream]
         rows = {other.number: other for other in map(segments.to_row, listed)}
-        after = dict(before)
-        while _advance_once(rows, after, ends):
-            pass
-        found.append((stream, before, after, rows))
+        found.append((stream, before, SegmentMap(rows.values()).advance(before, ends), rows))
     return found
-
-
-def _advance_once(rows: dict[int, SegmentRow], frontier: Places, ends: dict[int, int] | None) -> bool:
-    changed = False
-    for number, (position, done) in list(frontier.items()):
-        row = rows.get(number)
-        if done or row is None:
-            continue
-        if ends is not None and number in ends:
-            done = position >= ends[number]
-        else:
-            done = (not row.is_open and position >= row.tail) or (ends is not None and _is_behind(row, ends, rows))
-        if done:
-            frontier[number] = (position, True)
-            changed = True
-    if any(number not in rows and not done for number, (_, done) in frontier.items()):
-        return changed  # Truncated away before it was read: its keys are unknown, so nothing of the stream goes on before a reset.
-    blocked: list[SegmentRow] = []
-    for number, row in sorted(rows.items()):
-        if number in frontier or (ends is not None and _is_behind(row, ends, rows)):
-            continue
-        near = [other for other in frontier if other in rows and rows[other].keys.overlaps(row.keys)]
-        if any(other > number for other in near):
-            continue  # It lies before the frontier: read already.
-        if not all(frontier[other][1] for other in near) or any(other.keys.overlaps(row.keys) for other in blocked):
-            blocked.append(row)
-            continue
-        frontier[number] = (0, False)
-        changed = True
-    present = [rows[number].keys for number in frontier if number in rows]
-    for number in [number for number, (_, done) in frontier.items() if done]:
-        if number not in rows:
-            is_passed = _covers(present, WHOLE)
-        else:
-            newer = [
-                rows[other].keys for other in frontier if other > number and other in rows and rows[other].keys.overlaps(rows[number].keys)
-            ]
-            is_passed = _covers(newer, rows[number].keys)
-        if is_passed:
-            del frontier[number]
-            changed = True
-    return changed
-
-
-def _is_behind(row: SegmentRow, ends: dict[int, int], rows: dict[int, SegmentRow]) -> bool:
-    """Whether a segment lies behind the end of a bounded group."""
-    # An end that is gone was truncated away: it is older than all that is left.
-    return row.number not in ends and not any(end > row.number and end in rows and rows[end].keys.overlaps(row.keys) for end in ends)
-
-
-def _covers(ranges: Sequence[KeyRange], whole: KeyRange) -> bool:
-    at = whole.start
-    for start, end in sorted(ranges):
-        if start <= at:
-            at = max(at, end)
-    return at >= whole.end
 
 
 @operation("commit", repeatable=True, right=Right("read", "group"))

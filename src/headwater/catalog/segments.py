@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headwater.catalog.database import Row, Statement, Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.schema import next_ids
 from headwater.errors import ConflictError, CorruptDataError, InvalidRequestError, NotFoundError, SealedError
-from headwater.model.cuts import Span
 from headwater.model.keys import KeyRange
 from headwater.model.limits import OPEN_SEGMENTS
 from headwater.runtime import failpoints
@@ -18,8 +17,7 @@ from headwater.runtime import failpoints
 SHIFT = 1 << 63
 
 
-@dataclass(frozen=True)
-class SegmentRow:
+class SegmentRow(NamedTuple):
     """A segment as the catalog has it; sealed if `sealed_epoch` is set."""
 
     number: int
@@ -41,10 +39,6 @@ class SegmentRow:
     @property
     def is_open(self) -> bool:
         return self.sealed_epoch is None
-
-    @property
-    def span(self) -> Span:
-        return Span(self.number, self.keys, self.head, self.tail)
 
 
 COLUMNS = (
@@ -90,6 +84,11 @@ def listed(stream: int, first: int = 0, *, with_dropped: bool = False) -> Statem
 @operation("statement", right=Right("read", "stream"))
 def list_open_segments(tx: Tx, stream: int) -> list[SegmentRow]:
     return [to_row(row) for row in tx.run(*opened(stream))]
+
+
+def list_open_numbers(tx: Tx, stream: int) -> list[int]:
+    """The numbers of a stream's open segments."""
+    return [row[0] for row in tx.run("SELECT number FROM segment WHERE stream = ? AND sealed_epoch IS NULL ORDER BY number", (stream,))]
 
 
 @operation("statement")

@@ -14,7 +14,7 @@ from headwater.catalog import segments
 from headwater.catalog.database import Database, Row, Tx
 from headwater.check.report import Problem
 from headwater.errors import HeadwaterError
-from headwater.model.cuts import Cut, StreamCut, last_spans
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.numbers import parse
 from headwater.segments.batches import Columns
 from headwater.segments.engine import Engine
@@ -77,11 +77,16 @@ def _look(database: Database, stream: int) -> _Look | str:
         return _Look(
             state[0][1],
             {row.number: row.tail for row in rows},
-            {span.number: span.tail for span in last_spans(row.span for row in rows)},
+            _tail(rows),
             {(word, segment): (count, number) for word, segment, count, number in types},
         )
 
     return database.read(read)
+
+
+def _tail(rows: list[segments.SegmentRow]) -> dict[int, int]:
+    """The tails of the newest segments over each key, found without the map of segments, which this checks."""
+    return {row.number: row.tail for row in rows if not any(other.number > row.number and other.keys.overlaps(row.keys) for other in rows)}
 
 
 def _is_other(database: Database, stream: int, look: _Look) -> bool:

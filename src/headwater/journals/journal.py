@@ -20,11 +20,12 @@ from headwater.journals.listing import list_ids
 from headwater.journals.persisting import Condition, Heads, Persist, Persisted, Refusals
 from headwater.journals.queries import Query
 from headwater.model.arguments import MOST, check_flag, check_whole, shown
-from headwater.model.cuts import Cut, is_before
+from headwater.model.cuts import Cut
 from headwater.model.keys import hash_key
 from headwater.model.limits import ENTITY_ID_BYTES, SNAPSHOT_BYTES
 from headwater.model.matches import Expected, Match, check_expected, check_matches
 from headwater.model.records import Head, Record, Recorded, Snapshot, check_id, check_records, check_tag, check_type, json_text
+from headwater.model.segmentmap import SegmentMap
 from headwater.segments.batches import Columns, check_columns
 from headwater.streams import cuts, lifecycle, reading
 from headwater.streams.cuts import Place
@@ -142,9 +143,8 @@ class Journal(ExportedWhole):
             head = cuts.head(self._engine, self._ref)
             raise TruncatedError(f"the cut in `after` lies before the head of {self.name}: read again, from the head", head)
         floor = min(numbers)
-        spans = [by_number[number].span for number in numbers]
         # Of segments that the cut does not name, those before it never count, whatever their numbers.
-        done = [row.number for row in rows if row.number > floor and row.number not in numbers and is_before(row.span, spans)]
+        done = [row.number for row in SegmentMap(rows).before(numbers) if row.number > floor]
         return tuple(sorted(numbers.items())), tuple(done), floor
 
     def _look_up_head(self, id: str) -> int:

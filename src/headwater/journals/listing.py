@@ -38,7 +38,7 @@ def list_ids(journal: Journal, prefix: str, after: str | None, limit: int | None
         after = rows[-1].id
     if cut is None or left == 0:
         return
-    for batch in reading.follow_batches(engine, ref, cut):
+    for batch in reading.follow_batches(engine, ref, cut, may_move=False):
         for id in _new_ids(journal, from_batch(batch, ref), listed) if batch is not None else ():
             if not id.startswith(prefix):
                 continue

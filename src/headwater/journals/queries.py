@@ -85,7 +85,7 @@ class Query:
             yield from self._between(start, tail)
             self._start, self._numbers = dict(tail.streams[self._ref.name].segments), {}
             start = tail
-        for batch in reading.follow_batches(self._engine, self._ref, start):
+        for batch in reading.follow_batches(self._engine, self._ref, start, may_move=False):
             if batch is not None:
                 yield from self._chosen(from_batch(batch, self._ref))
 

@@ -1,20 +1,18 @@
-"""A cut: a place in one or more streams, before which lies the past and behind which the future.
+"""A cut: a place in one or more streams, between their past and their future.
 
-In each stream a cut names segments that tile the key space, with an event number in each. Numbers of segments grow along every
-key, so comparing them tells what lies before a cut; no history of epochs is needed.
+In each stream a cut names segments that tile the key space, with an event number in each. `model/segmentmap.py` tells what lies before it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headwater.errors import InvalidRequestError
 from headwater.model.arguments import MOST, check_whole, shown
-from headwater.model.keys import KeyRange
 
 
 class StreamCut(NamedTuple):
@@ -91,35 +89,3 @@ def _frozen(id: int, segments: Mapping[int, int]) -> StreamCut:
 def _integer(value: Any) -> int:
     # A cut may lie behind the last number that there can be.
     return check_whole(value, "an id, and each number in a cut,", most=MOST + 1)
-
-
-class Span(NamedTuple):
-    """A segment as lineage needs it: its keys and the readable numbers [head, tail)."""
-
-    number: int
-    keys: KeyRange
-    head: int
-    tail: int
-
-
-def first_spans(spans: Iterable[Span]) -> list[Span]:
-    """The oldest span over each key: where reading from the head begins."""
-    chosen: list[Span] = []
-    for span in sorted(spans):
-        if not any(span.keys.overlaps(other.keys) for other in chosen):
-            chosen.append(span)
-    return chosen
-
-
-def last_spans(spans: Iterable[Span]) -> list[Span]:
-    """The newest span over each key: where the tail is."""
-    chosen: list[Span] = []
-    for span in sorted(spans, reverse=True):
-        if not any(span.keys.overlaps(other.keys) for other in chosen):
-            chosen.append(span)
-    return sorted(chosen)
-
-
-def is_before(span: Span, cut: Iterable[Span]) -> bool:
-    """Whether all of `span` lies before a cut through the segments `cut`, none of which is `span`."""
-    return any(span.number < other.number and span.keys.overlaps(other.keys) for other in cut)

@@ -33,6 +33,13 @@ S = TypeVar("S", bound=Mapped)
 Numbers = Mapping[int, int]
 
 
+class Progress(NamedTuple):
+    """How far a reader is in one segment, and whether all of the segment is read that the reader wants."""
+
+    number: int
+    is_done: bool
+
+
 class Part(NamedTuple, Generic[S]):
     """Numbers [start, end) of one segment."""
 
@@ -138,6 +145,53 @@ class SegmentMap(Generic[S]):
                 continue
             found.append(Part(segment, lower.get(number, segment.head), end))
         return found
+
+    def advance(self, places: Mapping[int, Progress], ends: Numbers | None = None) -> dict[int, Progress]:
+        """Where readers get to without reading: what is read to its end is done, and successors join whose every predecessor is done.
+
+        A segment is done at its tail if it is sealed. With `ends`, a segment that they name is done there, and so is a segment past them.
+        Nothing joins while a segment is gone that was not done: its keys, and so its successors, are unknown.
+        """
+        limit = self.front(ends) if ends is not None else None
+
+        def is_wanted(segment: S) -> bool:
+            # An end that is gone was truncated away: it is older than all that is left.
+            return limit is None or segment.number in (ends or ()) or limit.is_past(segment)
+
+        def look(segment: S, number: int) -> Progress:
+            if ends is not None and segment.number in ends:
+                return Progress(number, number >= ends[segment.number])
+            return Progress(number, (not segment.is_open and number >= segment.tail) or not is_wanted(segment))
+
+        found = {
+            number: place if place.is_done or number not in self.segments else look(self.segments[number], place.number)
+            for number, place in places.items()
+        }
+        if any(number not in self.segments and not place.is_done for number, place in found.items()):
+            return found
+        joined, blocked = self.front(found), Front()
+        for number, segment in self.segments.items():
+            if number in found or not is_wanted(segment):
+                continue
+            near = list(joined.over(segment.keys))
+            if any(other > number for other in near):
+                continue  # All of the segment lies before the places: it is read.
+            if blocked.covers(segment.keys) or not all(found[other].is_done for other in near):
+                blocked.add(segment)
+                continue
+            found[number] = look(segment, 0)
+            joined.add(segment)
+        return {number: place for number, place in found.items() if not (place.is_done and self._is_replaced(number, joined))}
+
+    def _is_replaced(self, number: int, front: Front) -> bool:
+        """Whether newer segments of a front cover all keys of a segment; all keys there are, if the segment is gone."""
+        segment = self.segments.get(number)
+        keys = WHOLE if segment is None else segment.keys
+        at = keys.start
+        for start, end in sorted(self.segments[other].keys for other in front.over(keys) if segment is None or other > number):
+            if start <= at:
+                at = max(at, end)
+        return at >= keys.end
 
     def passes(self, numbers: Numbers, floor: Numbers) -> bool:
         """Whether something from the place `floor` on lies before the place `numbers`."""

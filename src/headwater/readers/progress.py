@@ -9,7 +9,7 @@ from headwater.catalog.database import Tx
 from headwater.catalog.groups import Assigned, Ends
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
-from headwater.model.cuts import Span, is_before
+from headwater.model.segmentmap import Front, Numbers, SegmentMap
 from headwater.streams import cuts
 
 
@@ -88,14 +88,14 @@ def time_window(tx: Tx, group: int) -> tuple[int | None, int | None]:
     lowers: list[int | None] = []
     uppers: list[int | None] = []
     for stream, numbers in _positions(tx, group).items():
-        spans = {row.number: row.span for row in segments.list_segments(tx, stream)}
-        at = [spans[segment] for segment in numbers if segment in spans]
+        stream_map = SegmentMap(segments.list_segments(tx, stream))
+        front = stream_map.front(numbers)
         passed: int | None = None
         ahead: int | None = None
         for mark in watermarks.list_marks(tx, stream):
-            if all(_is_passed(segment, number, numbers, spans, at) for segment, number in mark.numbers.items()):
+            if all(_is_passed(segment, number, numbers, stream_map, front) for segment, number in mark.numbers.items()):
                 passed = mark.low
-            if ahead is None and all(_reaches(segment, number, numbers, spans) for segment, number in mark.numbers.items()):
+            if ahead is None and all(_reaches(segment, number, numbers, stream_map, front) for segment, number in mark.numbers.items()):
                 ahead = mark.high
         lowers.append(passed)
         uppers.append(ahead)
@@ -105,15 +105,15 @@ def time_window(tx: Tx, group: int) -> tuple[int | None, int | None]:
     )
 
 
-def _is_passed(segment: int, number: int, positions: dict[int, int], spans: dict[int, Span], at: list[Span]) -> bool:
+def _is_passed(segment: int, number: int, positions: Numbers, stream_map: SegmentMap[SegmentRow], front: Front) -> bool:
     """Whether a group at `positions` has read all before this number of the segment."""
     if segment in positions:
         return positions[segment] >= number
-    return segment not in spans or is_before(spans[segment], at)
+    return segment not in stream_map.segments or front.is_past(stream_map.segments[segment])
 
 
-def _reaches(segment: int, number: int, positions: dict[int, int], spans: dict[int, Span]) -> bool:
+def _reaches(segment: int, number: int, positions: Numbers, stream_map: SegmentMap[SegmentRow], front: Front) -> bool:
     """Whether a mark at this number of the segment lies at or past the group's positions."""
     if segment in positions:
         return number >= positions[segment]
-    return segment in spans and not is_before(spans[segment], [spans[other] for other in positions if other in spans])
+    return segment in stream_map.segments and not front.is_past(stream_map.segments[segment])

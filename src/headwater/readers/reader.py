@@ -347,7 +347,7 @@ class Reader:
         self._must_report = False
         if turn.generation != self._group_generation:
             known, self._group_generation = self._group_generation, turn.generation
-            handed = {key: held.handed for key, held in self._held.items()}
+            handed = {key: held.handed for key, held in self._held.items() if held.handed > held.committed}
             self._drop()
             if not self._is_told:
                 undone = self._engine.run(groups.explain_reset, self._group.id, known, handed)
@@ -539,8 +539,8 @@ class Reader:
                 if self._error is None:
                     self._leave(commit and self._auto)
                 self._is_closed = True
-            except (FencedError, NotFoundError):
-                self._is_closed = True  # Another has its place, or there is none.
+            except (FencedError, NotFoundError, RolledBackError):
+                self._is_closed = True  # Another has its place, or there is none, or it has left and says what it could not commit.
                 raise
             finally:
                 self._has_failed_to_leave = not self._is_closed
@@ -548,12 +548,18 @@ class Reader:
                     self._drop()
 
     def _leave(self, commit: bool) -> None:
+        undone = None
         if commit:
             self._settle()
-            self._commit_settled()
+            try:
+                self._commit_settled()
+            except RolledBackError as error:
+                undone = error
         # What is not committed by now never is: a close that is repeated does not know that there was an exception.
         self._drop()
         self._engine.run(groups.leave_group, self._group.id, self._id, self._generation)
+        if undone is not None:
+            raise undone
 
     def __enter__(self) -> Reader:
         return self

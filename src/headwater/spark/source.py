@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater import Cut, InvalidRequestError, SegmentRange, Store, Stream, TruncatedError
+from headwater import Cut, InvalidRequestError, RolledBackError, SegmentRange, Store, Stream, TruncatedError
 from headwater.spark.addresses import patiently
 from headwater.spark.holding import Hold
 from headwater.spark.options import SourceOptions
@@ -273,6 +273,8 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
             )
         except TruncatedError as error:
             raise TruncatedError(f"{error.message}, with option('on_truncation', 'skip')", error.head) from None
+        except RolledBackError as error:
+            raise _with_way_out(error, cut) from None
 
     def _count(self, start: Cut, end: Cut) -> int:
         return sum(part.count for part in self._ranges(start, end))
@@ -292,7 +294,10 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _ranges(self, start: Cut, end: Cut) -> list[SegmentRange]:
         _, streams = open_streams(self.options)
-        return [part for stream in streams for part in stream.ranges(start, end, skip_truncated=self.options.skip_truncated)]
+        try:
+            return [part for stream in streams for part in stream.ranges(start, end, skip_truncated=self.options.skip_truncated)]
+        except RolledBackError as error:
+            raise _with_way_out(error, start) from None
 
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is done, and so is all before it: the group follows."""
@@ -305,6 +310,13 @@ class StreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def stop(self) -> None:
         self._hold.release()
+
+
+def _with_way_out(error: RolledBackError, start: Cut) -> RolledBackError:
+    """The error of a query that was at `start`, with what continues it: Spark shows users the text of an error, not its cut."""
+    assert error.cut is not None, "each such error has a cut"
+    cut = Cut(start.store, {**start.streams, **error.cut.streams})
+    return RolledBackError(f"{error.message}, with a new checkpointLocation and option('start', '{cut}')", error.cut)
 
 
 def _offset(cut: Cut) -> dict[str, Any]:

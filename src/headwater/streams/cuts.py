@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from headwater.catalog import extents, looks, replacements, segments, streams, tags, undone
@@ -15,9 +13,9 @@ from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import CorruptDataError, InvalidRequestError, RolledBackError, TruncatedError
 from headwater.model.arguments import MOST, check_time, check_whole, shown
-from headwater.model.cuts import Cut, Span, StreamCut, first_spans, is_before, last_spans, part_text
-from headwater.model.keys import KEY_SPACE, KeyRange
+from headwater.model.cuts import Cut, StreamCut, part_text
 from headwater.model.markers import CommittedMarker, Look
+from headwater.model.segmentmap import Front, SegmentMap
 from headwater.runtime import clock
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -38,7 +36,7 @@ def head(engine: Engine, stream: StreamRef) -> Cut:
     rows = engine.run(segments.list_segments, stream.id)
     if not rows:
         raise deleted(stream)
-    return single(engine, stream, _head(rows))
+    return single(engine, stream, SegmentMap(rows).head())
 
 
 def tail(engine: Engine, streams: Sequence[StreamRef]) -> Cut:
@@ -47,7 +45,7 @@ def tail(engine: Engine, streams: Sequence[StreamRef]) -> Cut:
     for stream in streams:
         if not found[stream.id]:
             raise deleted(stream)
-    return Cut(engine.store_id, {stream.name: StreamCut(stream.id, _tail(found[stream.id])) for stream in streams})
+    return Cut(engine.store_id, {stream.name: StreamCut(stream.id, SegmentMap(found[stream.id]).tail()) for stream in streams})
 
 
 def look(engine: Engine, streams: Sequence[StreamRef], owners: Sequence[str]) -> Look:
@@ -56,7 +54,7 @@ def look(engine: Engine, streams: Sequence[StreamRef], owners: Sequence[str]) ->
     for stream in streams:
         if not found.segments[stream.id]:
             raise deleted(stream)
-    parts = {stream.name: StreamCut(stream.id, _tail(found.segments[stream.id])) for stream in streams}
+    parts = {stream.name: StreamCut(stream.id, SegmentMap(found.segments[stream.id]).tail()) for stream in streams}
     markers: dict[str, CommittedMarker | None] = dict.fromkeys(owners)
     for owner, sequence, fingerprint, tails in found.markers:
         # Streams that were deleted since have no place any more.
@@ -98,11 +96,12 @@ def find_numbers_at(tx: Tx, stream: int, time_us: int) -> dict[int, int | InChun
     """The segments of a time, with the first number of each that was appended then or later, or the chunk that has it."""
     check_whole(time_us, "a time in microseconds", -MOST, MOST)
     _, rows = _look_at(tx, stream)
-    newest = {span.number for span in last_spans(row.span for row in rows)}
+    stream_map = SegmentMap(rows)
+    newest = {row.number for row in stream_map.newest()}
     active = [row for row in rows if row.made_at <= time_us and (row.number in newest or row.sealed_at is None or row.sealed_at > time_us)]
     # Where that time's segments are gone, or there were none yet, the head is the place.
-    spans = [row.span for row in active]
-    rest = {span.number: span.head for span in first_spans(row.span for row in rows) if not any(span.keys.overlaps(s.keys) for s in spans)}
+    front = Front(active)
+    rest = {row.number: row.head for row in stream_map.oldest() if not front.covers(row.keys)}
     return {row.number: extents.find_number_at(tx, row, time_us) for row in active} | rest
 
 
@@ -191,7 +190,7 @@ def readable_numbers(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> dict
 def ranges_to(tx: Tx, store_id: str, stream: StreamRef, cut: Cut) -> tuple[list[Range], dict[int, int]]:
     """What lies before a cut, and the head."""
     _, rows = _look_at(tx, stream.id)
-    first = _head(rows)
+    first = SegmentMap(rows).head()
     return _between(store_id, stream, rows, first, resolve_cut(tx, store_id, stream, rows, cut)), first
 
 
@@ -203,23 +202,8 @@ def kept_between(tx: Tx, store_id: str, stream: StreamRef, start: Cut | None, en
 
 def between_numbers(rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
     """What lies between two places that are resolved already, of what is still there."""
-    by_number = {row.number: row for row in rows}
-    lower_spans = [by_number[segment].span for segment in lower if segment in by_number]
-    upper_spans = [by_number[segment].span for segment in upper or {} if segment in by_number]
-    found = []
-    for row in rows:
-        start = max(lower.get(row.number, 0), row.head)
-        if row.number not in lower and is_before(row.span, lower_spans):
-            continue
-        end = row.tail
-        if upper is not None:
-            if row.number in upper:
-                end = upper[row.number]
-            elif not is_before(row.span, upper_spans):
-                continue
-        if start < end:
-            found.append(Range(row, start, end))
-    return found
+    parts = [Range(row, max(start, row.head), end) for row, start, end in SegmentMap(rows).between(lower, upper)]
+    return [part for part in parts if part.start < part.end]
 
 
 def single(engine: Engine, stream: StreamRef, numbers: dict[int, int]) -> Cut:
@@ -233,21 +217,13 @@ def _look_at(tx: Tx, stream: int) -> tuple[StreamRef, list[SegmentRow]]:
     return bare_ref(streams.to_stream(stream, found)), [segments.to_row(row) for row in rows]
 
 
-def _head(rows: list[SegmentRow]) -> dict[int, int]:
-    return {span.number: span.head for span in first_spans(row.span for row in rows)}
-
-
-def _tail(rows: list[SegmentRow]) -> dict[int, int]:
-    return {span.number: span.tail for span in last_spans(row.span for row in rows)}
-
-
 def _resolve(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow], place: Place, default: str) -> dict[int, int]:
     if place is None:
         place = default
     if isinstance(place, str) and place == "head":
-        return _head(rows)
+        return SegmentMap(rows).head()
     if isinstance(place, str) and place == "tail":
-        return _tail(rows)
+        return SegmentMap(rows).tail()
     if isinstance(place, Cut):
         return resolve_cut(tx, store_id, stream, rows, place)
     raise InvalidRequestError(f"a place in a stream is a Cut, 'head', 'tail' or a datetime, not {shown(place)}")
@@ -307,22 +283,15 @@ def cut_numbers(store_id: str, stream: StreamRef, rows: list[SegmentRow], cut: C
         raise InvalidRequestError(f"this cut is of {', '.join(cut.streams) or 'no stream'}, not of {stream.name}")
     if part.id != stream.id:
         raise InvalidRequestError(f"this cut is of a deleted stream that was called {stream.name} too")
-    by_number = {row.number: row for row in rows}
-    newest = max(by_number)
-    covered: list[KeyRange] = []
+    stream_map = SegmentMap(rows)
+    newest = max(stream_map.segments)
     for segment, number in part.segments.items():
-        row = by_number.get(segment)
+        row = stream_map.segments.get(segment)
         if row is None and segment > newest:
             raise InvalidRequestError(f"stream {stream.name} has no segment {segment}")
-        if row is not None:
-            covered.append(row.keys)
-            if number > row.tail:
-                raise InvalidRequestError(
-                    f"this cut lies behind the tail: segment {segment} of {stream.name} ends at {row.tail}, not {number}"
-                )
-    covered.sort()
-    once = all(left.end <= right.start for left, right in pairwise(covered))
-    if not once or (len(covered) == len(part.segments) and sum(keys.end - keys.start for keys in covered) != KEY_SPACE):
+        if row is not None and number > row.tail:
+            raise InvalidRequestError(f"this cut lies past the tail: segment {segment} of {stream.name} ends at {row.tail}, not {number}")
+    if not stream_map.tiles(part.segments):
         raise InvalidRequestError(f"this cut does not cover the keys of {stream.name} once each: segments {list(part.segments)}")
     return dict(part.segments)
 
@@ -369,7 +338,7 @@ def kept_ranges(tx: Tx, stream: StreamRef, lower: dict[int, int], upper: dict[in
     if any(segment not in by_number for segment in (*lower, *upper)):
         return None
     # What was truncated is asked for too, so every segment behind the lower place is wanted from its very first number.
-    whole = [replace(row, head=0) for row in by_number.values()]
+    whole = [row._replace(head=0) for row in by_number.values()]
     found = between_numbers(whole, lower, upper)
     if not all(tags.is_kept(by_number[item.segment.number], item.start, item.end, pins) for item in found):
         return None
@@ -383,37 +352,17 @@ def still_kept(tx: Tx, stream: int, ranges: Iterable[tuple[int, int, int]]) -> l
     return [item for item in ranges if item[0] in rows and tags.is_kept(rows[item[0]], item[1], item[2], pins)]
 
 
-def _head_of(rows: dict[int, SegmentRow], segment: int) -> int:
-    return rows[segment].head if segment in rows else 0
-
-
 def _between(store_id: str, stream: StreamRef, rows: list[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
-    by_number = {row.number: row for row in rows}
-    gone = [segment for cut in (lower, upper or {}) for segment in cut if segment not in by_number]
-    gone += [segment for cut in (lower, upper or {}) for segment, number in cut.items() if number < _head_of(by_number, segment)]
+    stream_map = SegmentMap(rows)
+    there = stream_map.segments
+    places = (lower, upper or {})
+    gone = [segment for place in places for segment in place if segment not in there]
+    gone += [segment for place in places for segment, number in place.items() if segment in there and number < there[segment].head]
     if gone:
-        first = Cut(store_id, {stream.name: StreamCut(stream.id, _head(rows))})
+        first = Cut(store_id, {stream.name: StreamCut(stream.id, stream_map.head())})
         raise TruncatedError(
             f"some of what was asked for of {stream.name} (in segment {gone[0]}) was truncated; read on from its head", first
         )
-    lower_spans: list[Span] = [by_number[segment].span for segment in lower]
-    upper_spans: list[Span] = [by_number[segment].span for segment in upper or {}]
-    found = []
-    for row in rows:
-        if row.number in lower:
-            start = lower[row.number]
-        elif is_before(row.span, lower_spans):
-            continue
-        else:
-            start = row.head
-        if upper is None:
-            end = row.tail
-        elif row.number in upper:
-            end = upper[row.number]
-        elif is_before(row.span, upper_spans):
-            end = row.tail
-        else:
-            continue
-        if start < end or (upper is None and start <= end):
-            found.append(Range(row, start, end))
-    return found
+    # Without an upper place, empty segments too: they may grow, or have successors that will.
+    parts = stream_map.between(lower, upper)
+    return [Range(*part) for part in parts if part.start < part.end or (upper is None and part.start == part.end)]

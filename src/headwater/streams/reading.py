@@ -6,15 +6,16 @@ import heapq
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Self
 
-from headwater.catalog import segments, streams, tags, undone
+from headwater.catalog import replacements, segments, streams, tags, undone
 from headwater.catalog.database import Tx
 from headwater.catalog.operations import Right, operation
 from headwater.catalog.segments import SegmentRow
-from headwater.errors import TruncatedError
+from headwater.catalog.streams import StreamRow
+from headwater.errors import RolledBackError, TruncatedError
 from headwater.segments.batches import Batch
 from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
@@ -25,6 +26,8 @@ from headwater.streams.lifecycle import deleted, naming
 from headwater.streams.lineage import Lineage
 
 _LONGEST_WAIT_SECONDS = 1.0
+#: A follower that always has something to read looks this often whether another stream took the name of its own.
+_LOOK_SECONDS = 1.0
 #: How long a running reader's hold lasts when it is not heard of.
 _HOLD_SECONDS = 600.0
 
@@ -212,39 +215,65 @@ def _of_key(ranges: Iterable[Range], key: bytes | None) -> list[Range]:
     return [item for item in ranges if key is None or item.segment.keys.covers(key)]
 
 
-def follow_batches(engine: Engine, stream: StreamRef, start: Place, key: bytes | None = None) -> Iterator[Batch | None]:
+def follow_batches(
+    engine: Engine, stream: StreamRef, start: Place, key: bytes | None = None, *, may_move: bool = True
+) -> Iterator[Batch | None]:
     """The batches from a place on, forever: None whenever there is nothing for a while. Ends when the stream is sealed and read.
 
-    With a routing key, those that may have its events.
+    With a routing key, those that may have its events. If another stream takes the name, the follower continues in that stream, or raises
+    RolledBackError if it `may_move` to no other one.
     """
-    ranges = cuts.open_ranges(engine, stream, start)
-    newest = max((item.segment.number for item in ranges), default=-1)
-    return _following(engine, stream, _lineage(_of_key(ranges, key)), newest, key)
+    return _following(engine, stream, cuts.open_ranges(engine, stream, start), key, may_move)
 
 
-def _following(engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, key: bytes | None) -> Iterator[Batch | None]:
-    reading: set[SegmentCursor] = set()
-    with _Hold(engine, stream) as hold:
-        yield from _follow(engine, stream, lineage, newest, reading, hold, key)
+def _following(engine: Engine, stream: StreamRef, ranges: list[Range], key: bytes | None, may_move: bool) -> Iterator[Batch | None]:
+    while True:
+        newest = max((item.segment.number for item in ranges), default=-1)
+        with _Hold(engine, stream) as hold:
+            onward = yield from _follow(engine, stream, _lineage(_of_key(ranges, key)), newest, hold, key)
+        if onward is None:
+            return
+        stream = engine.stream_ref(onward.stream)
+        place = cuts.single(engine, stream, onward.numbers)
+        if not onward.holds:
+            raise RolledBackError(
+                f"another stream has the name {stream.name} by now, without what was read: read on from the cut of this error", place
+            )
+        if not may_move:
+            raise RolledBackError(f"another stream has the name {stream.name} by now: read on from the cut of this error", place)
+        ranges = cuts.open_ranges(engine, stream, place)
 
 
 def _follow(
-    engine: Engine,
-    stream: StreamRef,
-    lineage: Lineage,
-    newest: int,
-    reading: set[SegmentCursor],
-    hold: _Hold,
-    key: bytes | None,
-) -> Iterator[Batch | None]:
+    engine: Engine, stream: StreamRef, lineage: Lineage, newest: int, hold: _Hold, key: bytes | None
+) -> Generator[Batch | None, None, replacements.Onward | None]:
+    """Follow one stream. Returns where to go on if another stream took its name."""
+    reading: set[SegmentCursor] = set()
     news: list[SegmentCursor] = []
     #: How far each segment was read that is finished.
     finished: dict[int, int] = {}
+    name = stream.name
+
+    def find_onward() -> replacements.Onward | None:
+        waiting = {item.segment.number: item.start for item in lineage.waiting}
+        numbers = finished | waiting | {cursor.segment: cursor.number for cursor in reading}
+        return engine.run(replacements.find_onward, stream.id, name, numbers, newest, key)
+
+    look_at = time.monotonic() + _LOOK_SECONDS
     while True:
         seen = engine.changes.version()
         for item in lineage.take_ready():
             end = item.end if not item.segment.is_open else None
             reading.add(engine.cursor(stream, item.segment.number, item.start, end, key=key))
+        if time.monotonic() >= look_at:
+            look_at = time.monotonic() + _LOOK_SECONDS
+            with naming(stream):
+                new_name = engine.run(streams.get_stream, stream.id).full_name
+            if new_name != name:
+                onward = find_onward()
+                if onward is not None:
+                    return onward
+                name = new_name
         hold.renew(lambda: _unread(engine, stream, reading, lineage))
         found = False
         tails = None
@@ -264,7 +293,13 @@ def _follow(
         if found:
             continue
         with naming(stream):
-            sealed, rows = engine.run(look_at_segments, stream.id)
+            present, rows = engine.run(look_at_segments, stream.id)
+        look_at = time.monotonic() + _LOOK_SECONDS
+        if present.full_name != name:
+            onward = find_onward()
+            if onward is not None:
+                return onward
+            name = present.full_name
         progressed = False
         for cursor in list(reading):
             row = rows.get(cursor.segment)
@@ -295,8 +330,8 @@ def _follow(
                 raise with_head(engine, stream, TruncatedError(f"segment {number} of {stream.name} was truncated before it was read"))
             lineage.add(Range(row, row.head, row.tail))
         newest = max(newest, *rows)
-        if not reading and not lineage and sealed:
-            return
+        if not reading and not lineage and present.sealed_at is not None:
+            return None
         if not progressed:
             engine.wait_for_more(reading, seen, _LONGEST_WAIT_SECONDS)
             yield None
@@ -333,8 +368,7 @@ def _tails(engine: Engine, stream: StreamRef) -> dict[int, int]:
 
 
 @operation("read", right=Right("read", "stream"))
-def look_at_segments(tx: Tx, stream: int) -> tuple[bool, dict[int, SegmentRow]]:
-    """Whether a stream is sealed, and its segments by number."""
+def look_at_segments(tx: Tx, stream: int) -> tuple[StreamRow, dict[int, SegmentRow]]:
+    """A stream, and its segments by number."""
     found, rows = tx.run_all([streams.looked_up(stream), segments.listed(stream)])
-    is_sealed = streams.to_stream(stream, found).sealed_at is not None
-    return is_sealed, {row.number: row for row in map(segments.to_row, rows)}
+    return streams.to_stream(stream, found), {row.number: row for row in map(segments.to_row, rows)}

@@ -9,7 +9,6 @@ from headwater.catalog import replacements, segments, streams
 from headwater.catalog.database import Tx
 from headwater.catalog.parts import Ledger, Placed, Refusal, Refused, Term
 from headwater.catalog.refusals import dump_error, load_error
-from headwater.catalog.segments import SegmentRow
 from headwater.catalog.streams import StreamRow
 from headwater.catalog.tails import Tails, Watch
 from headwater.errors import AlreadyExistsError, ConflictError, HeadwaterError, InvalidRequestError
@@ -27,16 +26,16 @@ class Replacements(Ledger["Replace"]):
 
     def __init__(self, tails: Tails, terms: Sequence[Replace]) -> None:
         super().__init__(tails, terms)
-        self._open: dict[int, list[SegmentRow]] = {}
+        self._open: dict[int, list[int]] = {}
 
     def guards(self) -> Iterable[int]:
         return [stream for term in self.terms for stream in (term.stream, term.by)]
 
     def find(self, tx: Tx) -> None:
-        self._open = {term.stream: segments.list_open_segments(tx, term.stream) for term in self.terms}
+        self._open = {term.stream: segments.list_open_numbers(tx, term.stream) for term in self.terms}
 
     def watched(self) -> list[Watch]:
-        return [Watch(stream, row.number, True) for stream, rows in self._open.items() for row in rows]
+        return [Watch(stream, number, True) for stream, numbers in self._open.items() for number in numbers]
 
     def look(self, tx: Tx) -> None:
         self._errors: dict[Replace, HeadwaterError] = {}
@@ -87,6 +86,10 @@ def _check(tx: Tx, term: Replace) -> None:
         raise InvalidRequestError(
             f"{old.full_name} is of kind {old.kind!r}, {new.full_name} of kind {new.kind!r}: one can't take the other's place"
         )
+    for row in (old, new):
+        if tx.run("SELECT 1 FROM replacement WHERE stream = ?", (row.id,)):
+            # One stream would have two successors, or be its own.
+            raise ConflictError(f"{row.full_name} was replaced before, and is kept as it was: fork it, and take the fork")
     writers = [row[0] for row in tx.run("SELECT id FROM writer WHERE stream = ? ORDER BY id LIMIT 4", (old.id,))]
     if writers:
         names = ", ".join(writers)

@@ -35,16 +35,16 @@ class RollBacks(Ledger["RollBack"]):
 
     def __init__(self, tails: Tails, terms: Sequence[RollBack]) -> None:
         super().__init__(tails, terms)
-        self._open: dict[int, list[SegmentRow]] = {}
+        self._open: dict[int, list[int]] = {}
 
     def guards(self) -> Iterable[int]:
         return [term.stream for term in self.terms]
 
     def find(self, tx: Tx) -> None:
-        self._open = {term.stream: segments.list_open_segments(tx, term.stream) for term in self.terms}
+        self._open = {term.stream: segments.list_open_numbers(tx, term.stream) for term in self.terms}
 
     def watched(self) -> list[Watch]:
-        return [Watch(stream, row.number, True) for stream, rows in self._open.items() for row in rows]
+        return [Watch(stream, number, True) for stream, numbers in self._open.items() for number in numbers]
 
     def look(self, tx: Tx) -> None:
         self._errors: dict[RollBack, HeadwaterError] = {}

@@ -6,8 +6,8 @@ So whoever reads the segments of a step in parallel, a piece at a time, keeps th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from headwater.catalog import extents, segments, streams
 from headwater.catalog.database import Tx
@@ -15,9 +15,10 @@ from headwater.catalog.operations import operation
 from headwater.catalog.segments import SegmentRow
 from headwater.errors import NotFoundError, TruncatedError
 from headwater.model.arguments import check_whole
-from headwater.model.cuts import Cut, StreamCut, first_spans, is_before, last_spans
+from headwater.model.cuts import Cut, StreamCut
 from headwater.model.limits import MIB
 from headwater.model.names import parse_stream_name
+from headwater.model.segmentmap import SegmentMap
 from headwater.segments.lanes import StreamRef
 from headwater.streams import cuts
 from headwater.streams.cuts import Range
@@ -158,7 +159,7 @@ class _Walk:
             self.lineage.finish(number)
 
     def place(self) -> dict[int, int]:
-        return {span.number: self.numbers[span.number] for span in last_spans(self.rows[number].span for number in self.numbers)}
+        return _newest(self.rows, self.numbers)
 
 
 def _find_streams(tx: Tx, cut: Cut) -> list[tuple[StreamRef, list[SegmentRow]]]:
@@ -197,30 +198,24 @@ def _walk(
         elif skip_truncated:
             lower = _skip_truncated(rows, lower)
         else:
-            head = {span.number: span.head for span in first_spans(row.span for row in rows)}
+            head = SegmentMap(rows).head()
             raise TruncatedError(
                 f"{describe_loss(stream.name, rows, lower)}; read on from its head",
                 Cut(store_id, {stream.name: StreamCut(stream.id, head)}),
             )
-    by_number = {row.number: row for row in rows}
-    lower_spans = [by_number[number].span for number in lower]
-    upper_spans = [by_number[number].span for number in upper or {} if number in by_number]
     lineage, sizes = Lineage(), {}
-    for row in rows:
-        first = lower.get(row.number, row.head)
-        if row.number not in lower and is_before(row.span, lower_spans):
-            continue
-        until = row.tail
-        if upper is not None:
-            if row.number in upper:
-                until = min(until, upper[row.number])
-            elif not is_before(row.span, upper_spans):
-                # At the end, but the place needs a segment for each key: this is where the next step would begin.
-                until = first
-        until = max(first, until)
-        sizes[row.number] = extents.estimate_bytes(tx, row, first, until, is_held=is_held)
-        lineage.add(Range(row, first, until))
-    return _Walk(stream, lineage, piece_bytes, dict(lower), by_number, sizes)
+    for item in _parts(rows, lower, upper):
+        sizes[item.segment.number] = extents.estimate_bytes(tx, *item, is_held=is_held)
+        lineage.add(item)
+    return _Walk(stream, lineage, piece_bytes, dict(lower), {row.number: row for row in rows}, sizes)
+
+
+def _parts(rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
+    """What a walk may read of each segment past a place. What lies past the end has an empty part: a place needs a segment for each key."""
+    stream_map = SegmentMap(rows)
+    ends = {row.number: end for row, _, end in stream_map.between(lower, upper)}
+    parts = stream_map.between(lower, None)
+    return [Range(row, first, max(first, min(tail, ends.get(row.number, first)))) for row, first, tail in parts]
 
 
 def _is_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> bool:
@@ -230,22 +225,27 @@ def _is_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> bool:
 
 def _skip_truncated(rows: Sequence[SegmentRow], lower: dict[int, int]) -> dict[int, int]:
     """The later one of a place and the head, for each key."""
-    by_number = {row.number: row for row in rows}
-    numbers = {span.number: span.head for span in first_spans(row.span for row in rows)}
+    stream_map = SegmentMap(rows)
+    numbers = stream_map.head()
     for number, at in lower.items():
-        if number in by_number:
-            numbers[number] = max(at, by_number[number].head)
-    return {span.number: numbers[span.number] for span in last_spans(by_number[number].span for number in numbers)}
+        if number in stream_map.segments:
+            numbers[number] = max(at, stream_map.segments[number].head)
+    return _newest(stream_map.segments, numbers)
+
+
+def _newest(rows: Mapping[int, SegmentRow], numbers: Mapping[int, int]) -> dict[int, int]:
+    """The numbers in the newest of these segments over each key."""
+    return {row.number: numbers[row.number] for row in SegmentMap(rows[number] for number in numbers).newest()}
 
 
 def _find_kept(
     tx: Tx, stream: StreamRef, rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None
 ) -> list[SegmentRow] | None:
     """All segments with the truncated ones, if what lies behind the place is kept; else None."""
-    tails = upper or {span.number: span.tail for span in last_spans(row.span for row in rows)}
+    tails = upper or SegmentMap(rows).tail()
     if cuts.kept_ranges(tx, stream, lower, tails) is None:
         return None
-    return [replace(row, head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
+    return [row._replace(head=0) for row in segments.list_segments(tx, stream.id, with_dropped=True)]
 
 
 def describe_loss(name: str, rows: Sequence[SegmentRow], lower: dict[int, int]) -> str:
