@@ -1,7 +1,8 @@
 """A stream as a pyarrow Dataset: its chunks are Parquet fragments, and what lies in no chunk yet is read by number when it is asked for.
 
-The dataset holds what it names: nothing of it is truncated or put into other chunks while it is open. All reading opens files here, so a
-dataset whose hold has ended raises, and never finds a file missing or other events in it.
+The dataset holds what it names: nothing of it is truncated or put into other chunks while it is open. A closed dataset refuses each new
+read. A read that has begun continues, as long as its files are there: an error in the middle of a query can leave DuckDB waiting forever.
+All files are opened here, so a read whose files were replaced raises a typed error, and never finds a file missing or other events in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.model.cuts import Cut
 from headwater.model.limits import MIB
 from headwater.model.schemas import widens
@@ -58,7 +59,10 @@ class StreamDataset(ds.UnionDataset):  # type: ignore[misc]
         return super().scanner(*args, **options)
 
     def close(self) -> None:
-        """End the hold: the dataset can't be read any more. Closing again does nothing."""
+        """End the hold, and refuse each new read. Closing again does nothing.
+
+        A read that has begun raises only if upkeep replaced its files.
+        """
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -113,10 +117,13 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
     # What Arrow asks for.
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        self.check()
-        if path.startswith(_CHUNKS):
-            return self._open_chunk(path.removeprefix(_CHUNKS))
-        return pa.BufferReader(self._piece(path))
+        if self._engine.is_closed:
+            self.check()
+        try:
+            return self._open_chunk(path.removeprefix(_CHUNKS)) if path.startswith(_CHUNKS) else pa.BufferReader(self._piece(path))
+        except HeadwaterError:
+            self.check()
+            raise
 
     def _open_chunk(self, key: str) -> pa.NativeFile:
         storage = self._engine.storage
@@ -124,10 +131,24 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
             with suppress(FileNotFoundError):
                 return pa.OSFile(os.path.join(storage.url.removeprefix("file://"), key))
         elif (size := storage.size(key)) is not None:
-            return pa.PythonFile(_Object(self._engine, key, size), mode="r")
-        raise UnavailableError(
+            return pa.PythonFile(_Object(self, key, size), mode="r")
+        raise self._replaced()
+
+    def _replaced(self) -> UnavailableError:
+        return UnavailableError(
             f"the hold of this dataset of {self.stream.name} has ended, and its files were replaced: call dataset() again"
         )
+
+    def get(self, key: str, start: int, length: int) -> Any:
+        """Some bytes of a chunk in an object store."""
+        storage = self._engine.storage
+        try:
+            return storage.get(key, start, length)
+        except CorruptDataError:
+            if storage.size(key) is not None:
+                raise
+            self.check()
+            raise self._replaced() from None
 
     def _piece(self, path: str) -> pa.Buffer:
         """The events of `segment/start/end` as an Arrow file."""
@@ -143,7 +164,8 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
                     writer.write_batch(batch.to_arrow(columns))
             found = sink.getvalue()
             with self._lock:
-                self._pieces[path] = found
+                if not self._is_closed:
+                    self._pieces[path] = found
                 while len(self._pieces) > _KEPT_PIECES:
                     self._pieces.popitem(last=False)
         return found
@@ -172,8 +194,8 @@ class _Object:
 
     closed = False
 
-    def __init__(self, engine: Engine, key: str, size: int) -> None:
-        self._engine = engine
+    def __init__(self, files: _Files, key: str, size: int) -> None:
+        self._files = files
         self._key = key
         self._size = size
         self._at = 0
@@ -189,7 +211,7 @@ class _Object:
         wanted = self._size - self._at if length < 0 else min(length, self._size - self._at)
         if not wanted:
             return b""
-        data = self._engine.storage.get(self._key, self._at, wanted)
+        data = self._files.get(self._key, self._at, wanted)
         self._at += wanted
         return data
 
@@ -253,6 +275,12 @@ def _fragments(
     for place in engine.list_chunks(stream, segment, item.start, item.end):
         key = place.url.removeprefix(f"{engine.storage.url}/")
         fragment = parquet.make_fragment(f"{_CHUNKS}{key}", system, partition_expression=known)
+        if place.is_own and at <= place.first and place.end <= item.end:
+            # All of it, in a schema that widened to today's: a scan reads the footer, beside those of other chunks.
+            yield from _pieces(system, segment, at, place.first, average, known)
+            yield fragment
+            at = place.end
+            continue
         if not _may_read(fragment.physical_schema, stream.schema):
             continue
         groups, number = [], place.first

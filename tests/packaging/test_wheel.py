@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -61,6 +63,39 @@ def test_the_demo_runs_without_spark(programs: Path, tmp_path: Path) -> None:
     small = "--files", "4", "--events", "100", "--kills", "2", "--rate", "500"
     said = run(programs / "headwater", "demo", "--folder", tmp_path / "demo", *small, folder=tmp_path)
     assert "400 of 400 events stored" in said and "0 lost" in said
+
+
+KEYED = """
+import sys
+import headwater as hw
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+assert pa.__version__ == sys.argv[1]
+with hw.open("store") as store:
+    stream = store.create_stream("a/b", schema=pa.schema([("n", pa.int64())]))
+    with stream.writer() as writer:
+        writer.write_batch(pa.table({"n": range(1000), "key": [f"user-{n}" for n in range(1000)]}), key="key")
+    store.run_upkeep()
+    (chunk,) = stream.chunks()
+    column = pq.read_metadata(chunk.url.removeprefix("file://")).row_group(0).column(1)
+    assert column.bloom_filter_offset is not None and column.bloom_filter_length > 0
+    assert [event.value["n"] for event in stream.read(key="user-7")] == [7]
+    assert list(stream.read(key="nobody")) == []
+    with stream.dataset() as dataset:
+        assert dataset.count_rows() == pa.table(stream).num_rows == 1000
+"""
+
+
+def test_the_oldest_pyarrow_that_is_allowed_has_what_is_used(wheel: Path, tmp_path: Path) -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (bound,) = [found[1] for line in wanted if (found := re.match(r"pyarrow>=([0-9]+)", line))]
+    oldest = f"{bound}.0.0"
+    run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", wheel, f"pyarrow=={oldest}", folder=tmp_path)
+    (tmp_path / "keyed.py").write_text(KEYED)
+    run(python, "keyed.py", oldest, folder=tmp_path)
 
 
 def test_the_command_line_says_its_version_and_completes(programs: Path, wheel: Path, tmp_path: Path) -> None:

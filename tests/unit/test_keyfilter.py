@@ -18,6 +18,7 @@ from headwater.model.schemas import OPAQUE, TIME
 from headwater.segments import chunk as chunk_module
 from headwater.segments import keyfilter
 from headwater.segments.chunk import ChunkFile, ChunkFiles, chunk_schema, seal_chunk, write_chunk
+from headwater.segments.keyfilter import filter_options, needed_bytes
 from headwater.storage.memory import MemoryStorage
 
 KEY = "chunks/c/x-1/segment=0/0000000000000000-000000000001-000001.parquet"
@@ -85,7 +86,7 @@ def test_no_row_group_with_a_key_is_denied(groups: list[list[bytes | None]], oth
 
 
 def test_a_key_that_is_nowhere_is_denied_nearly_everywhere() -> None:
-    made = Made([[b"%d" % (number * 1000 + index) for index in range(1000)] for number in range(20)])
+    made = Made([[b"%d" % (number * 1000 + index) for index in range(1000)] for number in range(20)], 100)
     file = made.open()
     kept = sum(20 - len(file.denied(made.storage, b"other %d" % number)) for number in range(100))
     assert kept < 2000 * 0.03
@@ -139,14 +140,26 @@ def test_a_flipped_bit_in_a_filter_denies_nothing_and_is_told_by_a_check(seed: i
 
 @pytest.fixture
 def without_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = pq.ParquetWriter
-    monkeypatch.setattr(pq, "ParquetWriter", lambda *args, bloom_filter_options, **options: write(*args, **options))
+    monkeypatch.setattr(chunk_module, "_choose_filters", lambda table, options: None)
 
 
-@pytest.mark.parametrize("kinds", [10, 1000, 1 << 40])
-def test_filters_take_at_most_a_twentieth_of_a_chunk(kinds: int, request: pytest.FixtureRequest) -> None:
-    """Of events of 100 bytes; the last have a key of their own each."""
+@pytest.mark.parametrize("size", [1, 10, 100])
+@pytest.mark.parametrize("kinds", [10, 1000, 20_000, 1 << 40])
+def test_filters_take_at_most_a_twentieth_of_a_chunk(kinds: int, size: int, request: pytest.FixtureRequest) -> None:
+    """Of events of so many bytes; the last have a key of their own each."""
     groups = [[b"user-%d" % ((number * 30_000 + index) % kinds) for index in range(30_000)] for number in range(2)]
-    own = Made(groups, 100).length
+    made = Made(groups, size)
+    if size == 100:
+        assert all(length is not None for _, length in made.places())
     request.getfixturevalue("without_filters")
-    assert own <= 1.05 * Made(groups, 100).length
+    assert made.length <= 1.05 * Made(groups, size).length
+
+
+def test_a_filter_of_less_room_lets_more_row_groups_pass_until_it_is_left_out() -> None:
+    keys = 10_000
+    assert filter_options(keys, 1 << 30) == {"ndv": 1 << 18, "fpp": 0.05}
+    passed: list[float | None] = []
+    for shrink in (1, 2, 4, 8):
+        found = filter_options(keys, needed_bytes(keys) / shrink * 26)
+        passed.append(None if found is None else found["fpp"])
+    assert passed[0] == 0.05 and passed[1] is not None and 0.05 < passed[1] < 0.4 and passed[-1] is None

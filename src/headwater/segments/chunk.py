@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import google_crc32c
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater.catalog.extents import Extent
@@ -26,7 +27,7 @@ from headwater.model.schemas import METADATA, is_opaque
 from headwater.runtime.pace import Pace
 from headwater.segments.block import Chunk
 from headwater.segments.bounds import Choice, read_bounds
-from headwater.segments.keyfilter import FILTER, KeyFilters, checksum
+from headwater.segments.keyfilter import KeyFilters, checksum, filter_options, needed_bytes
 from headwater.storage import Storage
 
 #: A row group is closed when it holds this much, uncompressed. While it is decoded it takes about four times that.
@@ -40,6 +41,9 @@ _FOOTER_GUESS = 64 * KIB
 _TAIL = 8  # The footer's length and the magic word.
 _VERSION_KEY = b"headwater.schema_version"
 _KEPT_FOOTERS = 256
+#: The rows by which the size of a row group is estimated, and the share of its bytes below which no estimate is needed.
+_SAMPLE_ROWS = 16384
+_TINY_SHARE = 0.004
 
 
 class ChunkInfo(NamedTuple):
@@ -77,19 +81,17 @@ def write_chunk(
     opaque = is_opaque(schema)
     # Opaque values are mostly different: a dictionary and statistics would only cost. Numbers and times grow: deltas are tiny.
     dictionaries = ["_key", "_appended"] if opaque else [*(path for path in _leaves(schema)), "_key", "_appended"]
-    writer = pq.ParquetWriter(
-        sink,
-        wanted,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=dictionaries,
-        column_encoding={"_number": "DELTA_BINARY_PACKED", "_time": "DELTA_BINARY_PACKED"},
-        write_statistics=[name for name in wanted.names if not (opaque and name == "value")],
-        write_page_checksum=True,
-        store_schema=True,
-        data_page_size=MIB,
-        bloom_filter_options={"_key": FILTER},
-    )
+    options = {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": dictionaries,
+        "column_encoding": {"_number": "DELTA_BINARY_PACKED", "_time": "DELTA_BINARY_PACKED"},
+        "write_statistics": [name for name in wanted.names if not (opaque and name == "value")],
+        "write_page_checksum": True,
+        "store_schema": True,
+        "data_page_size": MIB,
+    }
+    writer: pq.ParquetWriter | None = None
     waiting: list[pa.RecordBatch] = []
     size = rows = total = 0
     try:
@@ -102,7 +104,7 @@ def write_chunk(
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
                 if waiting and (size + part.nbytes > group_bytes or rows + part.num_rows > ROW_GROUP_ROWS):
-                    _write_group(writer, waiting, wanted)
+                    writer = _write_group(writer, waiting, sink, wanted, options)
                     if pace.is_busy():
                         # A sync of the whole chunk at its end would keep the small ones of others waiting.
                         sink.flush()
@@ -110,16 +112,36 @@ def write_chunk(
                     waiting, size, rows = [], 0, 0
                 waiting.append(part)
                 size, rows, total = size + part.nbytes, rows + part.num_rows, total + part.num_rows
-        if waiting:
-            _write_group(writer, waiting, wanted)
+        if waiting or writer is None:
+            writer = _write_group(writer, waiting, sink, wanted, options)
     finally:
-        writer.close()
+        if writer is not None:
+            writer.close()
     return total
 
 
-def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
-    table = pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches])
+def _write_group(
+    writer: pq.ParquetWriter | None, batches: list[pa.RecordBatch], sink: pa.NativeFile, schema: pa.Schema, options: Mapping[str, Any]
+) -> pq.ParquetWriter:
+    """Write a row group; return the writer, which the first one makes."""
+    table = pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches], schema=schema)
+    if writer is None:
+        filters = _choose_filters(table, options)
+        writer = pq.ParquetWriter(sink, schema, bloom_filter_options=None if filters is None else {"_key": filters}, **options)
     writer.write_table(table, row_group_size=max(table.num_rows, 1))
+    return writer
+
+
+def _choose_filters(table: pa.Table, options: Mapping[str, Any]) -> dict[str, float] | None:
+    """How to write the filters of a chunk, by the keys of its first row group and the bytes that it will have."""
+    keys = pc.count_distinct(table.column("_key")).as_py()
+    if not keys or needed_bytes(keys) <= table.nbytes * _TINY_SHARE:
+        return filter_options(keys, table.nbytes)
+    sample, sink = table.slice(0, _SAMPLE_ROWS), pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **options) as writer:
+        writer.write_table(sample)
+        size = sink.tell()  # without the footer
+    return filter_options(keys, size * table.num_rows / sample.num_rows)
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

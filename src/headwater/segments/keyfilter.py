@@ -16,9 +16,16 @@ import xxhash
 
 from headwater.storage import Storage
 
-#: How pyarrow is to write them: for so many keys, of which it makes a smaller one for the keys that a row group has. Of the row groups
-#: without a key one in twenty may be read all the same.
-FILTER: Final = {"ndv": 1 << 18, "fpp": 0.05}
+#: The most distinct keys that a filter is for. pyarrow halves a filter while it still fits the keys of its row group.
+_KEYS: Final = 1 << 18
+#: The share of the row groups without a key that its filters may let pass.
+_PASSED: Final = 0.05
+#: A filter that would let more pass than this is not written.
+_MOST_PASSED: Final = 0.4
+#: The share of a row group's bytes that its filter may take, less than the twentieth that is promised: the bytes are estimated.
+_SHARE: Final = 0.045
+#: The size of a filter that is always worth its bytes.
+_SMALL_BYTES: Final = 256
 _SALTS: Final = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 _BLOCK: Final = 32
 #: What follows the number of bytes in a filter's header: blocks, xxHash, uncompressed. There is no other kind.
@@ -52,6 +59,31 @@ class KeyFilters:
             if place is not None and _denies(filters[place[0] - self._start :][: place[1]], hashed):
                 found.add(group)
         return found
+
+
+def needed_bytes(keys: int) -> int:
+    """The size of a filter for so many distinct keys: a power of two."""
+    size = _BLOCK
+    while _passed(keys, size) > _PASSED:
+        size *= 2
+    return size
+
+
+def filter_options(keys: int, group_bytes: float) -> dict[str, float] | None:
+    """How pyarrow is to write the filters of row groups of this size with so many distinct keys; None for no filters.
+
+    A filter that would take too large a part of its row group is halved, and lets more row groups pass.
+    """
+    size = needed_bytes(min(keys, _KEYS))
+    while size > max(group_bytes * _SHARE, _SMALL_BYTES):
+        size //= 2
+    passed = _passed(keys, size)
+    return {"ndv": _KEYS, "fpp": max(1.1 * passed, _PASSED)} if passed <= _MOST_PASSED else None
+
+
+def _passed(keys: int, size: int) -> float:
+    """The share of other keys that a filter of this size lets pass: each key sets one bit in each of the eight words of a block."""
+    return float((1 - (1 - 1 / 32) ** (keys * _BLOCK / size)) ** len(_SALTS))
 
 
 def checksum(filters: memoryview) -> int:
