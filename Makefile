@@ -14,7 +14,7 @@ help:
 	@echo "make test-quick   unit and contract tests without PostgreSQL and the slow ones (under a minute)"
 	@echo "make test-long    every test, with 10 seeds where there is a choice; HEADWATER_SEEDS=100 for more"
 	@echo "make bench        the benchmarks of docs/benchmarks.md; bench-quick in a minute, bench-full with 10 GB"
-	@echo "make bench-peers  the same work through Kafka, Redis, NATS, Pravega and Spark (50 minutes; FLAGS=--quick for less)"
+	@echo "make bench-peers  the same work through Kafka, Redis, NATS, Pravega, UmaDB and Spark (50 minutes; FLAGS=--quick for less)"
 	@echo "make bench-journal  journals beside eventsourcing and UmaDB (FLAGS=--quick for less)"
 	@echo "make soak         10 GB through one process with upkeep beside it: memory and the catalog must stay flat"
 	@echo "make lint         ruff and mypy;  make format  lets ruff rewrite"

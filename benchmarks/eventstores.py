@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import headwater as hw
@@ -78,6 +79,7 @@ class Headwater:
     place: Place
     condition: str
     segments: int = 4
+    upkeep: bool = True
 
     @property
     def name(self) -> str:
@@ -88,7 +90,7 @@ class Headwater:
 
     @contextmanager
     def opened(self) -> Iterator[OpenedHeadwater]:
-        with hw.open(self.place.url, catalog=self.place.catalog) as store:
+        with hw.open(self.place.url, catalog=self.place.catalog, upkeep=self.upkeep) as store:
             stream = store.create_stream(STREAM, schema=JOURNAL_SCHEMA, scaling=hw.Scaling.fixed(self.segments), exist_ok=True)
             with stream.writer() as writer:
                 journal = store.journal(JOURNAL, scaling=hw.Scaling.fixed(self.segments))
@@ -292,10 +294,16 @@ def running_peers(bench: Bench, catalog: Catalog, place: Place) -> Iterator[Sequ
         if find_spec("eventsourcing") is not None:
             peers.append(EventSourcing(place, max(bench.sizes.journal_threads)))
         if find_spec("umadb") is not None and place.catalog is None:
-            port = free_port()
-            # As the package's script does, wherever it is.
-            server = "import sys, umadb; sys.argv[0] = 'umadb'; umadb.run_server_from_args(sys.argv)"
-            command = [sys.executable, "-c", server, "--listen", f"{LOOPBACK}:{port}", "--db-path", "uma.db"]
-            stack.enter_context(started_server(command, bench.path(), lambda: listens(port)))
-            peers.append(UmaDB(f"http://{LOOPBACK}:{port}"))
+            peers.append(UmaDB(stack.enter_context(running_umadb(bench.path()))))
         yield peers
+
+
+@contextmanager
+def running_umadb(folder: Path) -> Iterator[str]:
+    """UmaDB's server, from its package; gives its address."""
+    port = free_port()
+    # As the package's script does, wherever it is.
+    server = "import sys, umadb; sys.argv[0] = 'umadb'; umadb.run_server_from_args(sys.argv)"
+    command = [sys.executable, "-c", server, "--listen", f"{LOOPBACK}:{port}", "--db-path", "uma.db"]
+    with started_server(command, folder, lambda: listens(port)):
+        yield f"http://{LOOPBACK}:{port}"

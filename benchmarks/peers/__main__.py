@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from benchmarks.peers import figures, growth, install, spark
+from benchmarks.peers import acks, figures, growth, install, spark
 from benchmarks.peers.figures import Figure, Line, make_lines, make_markdown, make_table
 from benchmarks.peers.files import FilesPeer
 from benchmarks.peers.headwater import HeadwaterPeer
@@ -41,7 +41,13 @@ PEERS: dict[str, tuple[Peer, Sequence[str]]] = {
 }
 #: These bring their own peers.
 Alone = Callable[[Sizes, Path], Iterator[Figure]]
-ALONE: dict[str, Alone] = {"spark-scan": spark.scans, "spark-stream": spark.streams, "growth": growth.growth, "install": install.installs}
+ALONE: dict[str, Alone] = {
+    "acks": acks.acks,
+    "spark-scan": spark.scans,
+    "spark-stream": spark.streams,
+    "growth": growth.growth,
+    "install": install.installs,
+}
 #: The order of the table.
 ORDER = (
     "write-events",
@@ -50,6 +56,7 @@ ORDER = (
     "read-batches",
     "latency",
     "transactions",
+    "acks",
     "spark-scan",
     "spark-stream",
     "growth",
@@ -71,7 +78,7 @@ ORDER = (
 def main(
     names: tuple[str, ...], chosen: tuple[str, ...], quick: bool, as_json: bool, markdown: bool, png: Path | None, folder: Path | None
 ) -> None:
-    """Measure headwater beside Kafka, Redis, NATS, Pravega, and Spark on files."""
+    """Measure headwater beside Kafka, Redis, NATS, Pravega, UmaDB, and Spark on files."""
     progress = Console(stderr=True)
     # So that the servers end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

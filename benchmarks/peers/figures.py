@@ -74,6 +74,7 @@ GOALS: dict[tuple[str, str], Goal] = {
     ("read-events", "Kafka"): _ratio(2.0),
     ("read-batches", "Kafka"): _ratio(50.0),
     ("latency", "Kafka"): _ratio(1.0),
+    ("acks", "UmaDB"): _ratio(0.9),
     ("spark-scan", "Kafka"): _ratio(5.0),
     ("spark-scan", "Parquet"): _ratio(0.9),
     ("spark-stream", "Kafka"): _ratio(2.0),

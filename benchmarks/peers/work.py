@@ -49,6 +49,8 @@ class Sizes:
     backlog_seconds: float
     rates: tuple[int, ...]
     producers: tuple[int, ...]
+    #: Threads that each wait for the ack of their own event.
+    ack_threads: tuple[int, ...]
     commit_seconds: float
     scan_mb: int
     stream_events: int
@@ -60,17 +62,20 @@ class Sizes:
 
 DEFAULT = Sizes(
     rounds=2, warm_up_seconds=4.0, write_seconds=1.2, bulk_seconds=1.0,
-    latency_seconds=15.0, backlog_mb=1_800, backlog_seconds=15.0, rates=(1_000, 10_000, 100_000), producers=(1, 4), commit_seconds=1.0,
+    latency_seconds=15.0, backlog_mb=1_800, backlog_seconds=15.0, rates=(1_000, 10_000, 100_000), producers=(1, 4), ack_threads=(1, 16, 64),
+    commit_seconds=1.0,
     scan_mb=5_000, stream_events=4_000_000, segments=(1_000, 10_000, 100_000), streams=1_000, extents=1_000_000, install=True,
 )  # fmt: skip
 QUICK = Sizes(
     rounds=1, warm_up_seconds=1.0, write_seconds=0.5, bulk_seconds=0.3,
-    latency_seconds=1.0, backlog_mb=100, backlog_seconds=2.0, rates=(1_000, 10_000), producers=(1,), commit_seconds=0.3,
+    latency_seconds=1.0, backlog_mb=100, backlog_seconds=2.0, rates=(1_000, 10_000), producers=(1,), ack_threads=(1, 16),
+    commit_seconds=0.3,
     scan_mb=100, stream_events=200_000, segments=(100, 1_000), streams=50, extents=10_000, install=False,
 )  # fmt: skip
 TINY = Sizes(
     rounds=1, warm_up_seconds=0.02, write_seconds=0.02, bulk_seconds=0.02,
-    latency_seconds=0.1, backlog_mb=4, backlog_seconds=0.1, rates=(1_000,), producers=(1,), commit_seconds=0.02,
+    latency_seconds=0.1, backlog_mb=4, backlog_seconds=0.1, rates=(1_000,), producers=(1,), ack_threads=(1, 2),
+    commit_seconds=0.02,
     scan_mb=1, stream_events=1_000, segments=(10, 20), streams=5, extents=200, install=False,
 )  # fmt: skip
 
