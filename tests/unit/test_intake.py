@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -104,9 +103,7 @@ def test_the_next_flush_does_not_wait_for_threads_that_do_not_come_back(intake: 
     end(intake, runs)
     last = make_run(intake)
     begin_to_wait(pool, intake, [last])
-    started = threading.Event()
-    pool.submit(lambda: (intake.wait_for_crowd(), started.set()))
-    assert started.wait(10)
+    pool.submit(intake.wait_for_crowd).result(10)
     end(intake, [last])
     assert not intake.is_crowded
 
