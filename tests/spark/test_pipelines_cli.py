@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 from headwater.cli import main
-from tests.spark.shop import ORDERS, Shop, sums
+from tests.spark.shop import ORDERS, Shop, sums, wait_until
 from tests.spark.test_pipelines import shop as shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -59,7 +59,8 @@ def test_every_command_works_on_a_pipeline_that_runs_and_on_one_that_does_not(sh
     shop.fill(100, 200)
     with shop.totals().start() as running:
         shop.wait_for(running, shop.store.stream(ORDERS).tail(), ["totals"])
-        assert "running" in run("status").stdout
+        # The runner writes its status with each sign of life.
+        wait_until(lambda: "running" in run("status").stdout)
         run("savepoint", "second")
         assert "has 3 partitions" in run("rescale", "3").stdout
         assert objects(run("restore", "first", "--json")) == [{"pipeline": "sales", "restored": "first", "outputs": "roll-back"}]

@@ -239,6 +239,7 @@ def repeat(shop: Shop, numbers: Sequence[int]) -> None:
 # What can't be divided.
 
 
+@pytest.mark.long
 def test_state_that_spark_cannot_divide_is_refused_by_name_before_any_query_stops(shop: Shop, tmp_path: Path) -> None:
     pipeline = shop.totals(partitions=2)
 

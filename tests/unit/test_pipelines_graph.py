@@ -228,6 +228,7 @@ def test_options_of_the_wrong_type_are_refused(store: hw.Store) -> None:
             pipeline.stream("shop/x", **option)
     with pytest.raises(hw.InvalidRequestError, match="'scope/name'"):
         pipeline.stream("orders")
+    pipeline.stream("shop/x", max_events=1_000_000)
 
 
 def test_a_pipeline_that_never_ran_takes_no_commands(store: hw.Store) -> None:

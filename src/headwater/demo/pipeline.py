@@ -96,7 +96,7 @@ def main() -> None:
         run.stop()
         pipeline = declare(store, checkpoints, version, spark)
         if command == "restore":
-            pipeline.restore(*savepoint)
+            pipeline.restore(savepoint[0])
         run = pipeline.start()
 
 

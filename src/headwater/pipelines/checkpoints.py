@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from headwater import Cut, InvalidRequestError, UnavailableError
-from headwater.storage.files import sync_data, sync_directory, write_all
 
 _VERSIONED = re.compile(r"(\d+)\.(zip|changelog)")
 _SCHEMA_PATH = re.compile(rb"file:/[^\"]*/state(/\d+/_stateSchema/)")
@@ -109,29 +108,6 @@ def copy_checkpoint(source: Path, target: Path, *, commits: int, offsets: int | 
 def size_of(folder: Path) -> int:
     """The bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make all files in a folder, and their names, durable. Spark syncs nothing that it writes, and a hard link syncs nothing either."""
-    for place, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            fd = os.open(os.path.join(place, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                sync_data(fd)
-            finally:
-                os.close(fd)
-        sync_directory(place)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a new file; its bytes and its name are durable when this returns."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        write_all(fd, [text.encode()], 0)
-        sync_data(fd)
-    finally:
-        os.close(fd)
-    sync_directory(os.path.dirname(path))
 
 
 def _copy_state(source: Path, target: Path, version: int, partitions: int) -> None:

@@ -131,7 +131,7 @@ class Pipeline:
                 f"pipeline {self.name}: watermark is (column, delay), like ('_time', '10 minutes'), not {watermark!r}"
             )
         _check_count("partitions", partitions, None)
-        _check_count("max_events", max_events, None)
+        _check_count("max_events", max_events, None, most=1_000_000_000)
 
         def declare(function: Builder) -> Builder:
             name = check_word(function.__name__, "an output's name, which is its function's,")
@@ -441,11 +441,11 @@ class Run:
             self._thread.join()
 
 
-def _check_count(word: str, given: Any, default: int | None) -> Any:
+def _check_count(word: str, given: Any, default: int | None, most: int = 10_000) -> Any:
     if given is None and default is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 10_000:
-        raise InvalidRequestError(f"{word} is a whole number from 1 to 10,000, not {given!r}")
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= most:
+        raise InvalidRequestError(f"{word} is a whole number from 1 to {most:,}, not {given!r}")
     return given
 
 

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from headwater import AlreadyExistsError, ConflictError, Cut, HeadwaterError, NotFoundError, Store, TruncatedError, UnavailableError
-from headwater.pipelines.checkpoints import copy_checkpoint, read_sources, size_of, sync_folder, write_durably
+from headwater.pipelines.checkpoints import copy_checkpoint, read_sources, size_of
+from headwater.pipelines.durable import make_folder, sync_folder, write_durably
 from headwater.pipelines.register import SAVEPOINT, Generation, Live, Register
 from headwater.pipelines.tenure import Folders
-from headwater.storage.files import make_directory
 
 #: Old files of a checkpoint may go while it is copied: then it is copied again, as of a later batch.
 _ATTEMPTS = 3
@@ -106,7 +106,7 @@ def _take(register: Register, folders: Folders, live: Live, name: str, finish: C
         }
     # Before anything is copied: input that is kept is there when the copy is restored.
     keep(register, name, sources)
-    make_directory(str(folders.savepoint(name)))
+    make_folder(folders.savepoint(name))
     for output, generation in generations.items():
         batch = outputs[output]["batch"]
         finish(output, batch)

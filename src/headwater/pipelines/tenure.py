@@ -19,9 +19,9 @@ from typing import Any
 
 from headwater import ConditionFailedError, FencedError, HeadwaterError, UnavailableError
 from headwater.pipelines.checkpoints import copy_checkpoint, last_batch
+from headwater.pipelines.durable import make_folder
 from headwater.pipelines.register import ANSWER, BEAT, LIVE, Live, Owner, Register, refuse_owner
 from headwater.spark.addresses import patiently
-from headwater.storage.files import make_directory
 
 _BEAT_SECONDS = 2.0
 #: An owner without a beat for that long is taken for dead.
@@ -46,7 +46,7 @@ class Folders:
         """A number that no generation of an output ever had, with an empty folder: two processes never get the same one."""
         folder = self.root / output
         try:
-            make_directory(str(folder))
+            make_folder(folder)
             number = 1 + max((int(name) for name in os.listdir(folder) if name.isdigit()), default=0)
             while True:
                 try:
