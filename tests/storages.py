@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.storage import Buffer, Journal, ObjectInfo, Storage
-from headwater.storage.interface import Buffers
+from headwater.storage.interface import Buffers, Push
 
 _ROOM_BYTES = 64 * 1024
 
@@ -34,9 +34,9 @@ class DelayedStorage:
         self._sleep(self._put_seconds)
         self._storage.put(key, buffers)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], push: Push | None = None) -> None:
         self._sleep(self._put_seconds)
-        self._storage.write(key, produce)
+        self._storage.write(key, produce, push)
 
     def get(self, key: str, start: int, length: int) -> Buffer:
         return self._storage.get(key, start, length)

@@ -102,8 +102,8 @@ def open(
             f"a catalog is given as postgresql://..., not {shown(catalog)}; without one, SQLite in the store's directory is used"
         )
     check_flag(create, "create")
-    if upkeep != "process":
-        check_flag(upkeep, 'upkeep, if not "process",')
+    if not isinstance(upkeep, str) or upkeep != "process":
+        upkeep = check_flag(upkeep, 'unless it is "process", upkeep')
     _check_options(storage_options)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme == "memory":

@@ -586,8 +586,8 @@ def test_a_swap_whose_extents_changed_leaves_them_as_they_are(store: hw.Store) -
     engine = store._engine
     write_object = engine.storage.write
 
-    def truncate_meanwhile(key: str, produce: Any) -> None:
-        write_object(key, produce)
+    def truncate_meanwhile(key: str, produce: Any, push: Any = None) -> None:
+        write_object(key, produce, push)
         stream.truncate(cut)
 
     engine.storage.write = truncate_meanwhile  # type: ignore[method-assign]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -12,6 +14,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from itertools import islice
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -1339,3 +1342,24 @@ def test_a_bounded_group_that_is_done_stays_so_when_its_end_is_truncated_away(st
     stream.truncate(hw.Cut(store.id, {IN: stream.tail().streams[IN]._replace(segments={1: 0, 2: 0})}))
     with group.reader("r") as reader:
         assert [event.value for event in reader] == []
+
+
+FIRST_BATCH = """
+import sys
+import headwater as hw
+with hw.open(sys.argv[1], upkeep=False) as store:
+    store.create_stream("g/first")
+    with store.stream("g/first").writer() as writer:
+        for number in range(3):
+            writer.write(b"%d" % number)
+    with store.reader_group("first", ["g/first"]).reader("reader", commit="manual") as reader:
+        batch = reader.read_batch()
+    print(batch.column("value").to_pylist(), batch.column("_stream").to_pylist(), batch.column("_stream").type, "pandas" in sys.modules)
+"""
+
+
+def test_a_groups_first_batch_does_not_import_pandas(tmp_path: Path) -> None:
+    """The import takes longer than reading millions of events."""
+    command = [sys.executable, "-c", FIRST_BATCH, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS * 2, check=True)
+    assert done.stdout.strip() == "[b'0', b'1', b'2'] ['g/first', 'g/first', 'g/first'] string False"

@@ -324,8 +324,8 @@ def test_of_two_upkeeps_at_once_the_older_is_fenced_before_its_swap_and_nothing_
         storage = zombie._engine.storage
         written = storage.write
 
-        def take_over(key: str, produce: Any) -> None:
-            written(key, produce)
+        def take_over(key: str, produce: Any, push: Any = None) -> None:
+            written(key, produce, push)
             store._engine.database.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
             assert store.run_upkeep().events_tiered == 10
 
@@ -346,7 +346,7 @@ def test_an_upkeep_that_lost_its_lease_forgets_no_rows(place: Place, store: hw.S
         delete = storage.delete
         fence_all(store._engine.database)
 
-        def take_over(keys: Any) -> None:
+        def take_over(keys: Any, rest: Any = None) -> None:
             storage.delete = delete  # type: ignore[method-assign]
             store._engine.database.write(lambda tx: tx.run("UPDATE lease SET expires_at = 0"))
             assert store._upkeep._take(by_hand=True) is None

@@ -133,8 +133,8 @@ time.sleep(600)
 @pytest.mark.parametrize("how", ["alone", "fork"])
 def test_the_child_of_a_killed_parent_ends_even_if_a_fork_of_the_parent_lives(tmp_path: Path, how: str) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "store"), how], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
     try:
-        assert parent.stdout is not None
         child, fork = map(int, parent.stdout.readline().split())
         watched = psutil.Process(child)
         parent.kill()

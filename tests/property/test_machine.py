@@ -174,8 +174,8 @@ class Machine(RuleBasedStateMachine):
         storage: Any = self.store._engine.storage
         write = storage.write
 
-        def meanwhile(key: str, produce: Any) -> None:
-            write(key, produce)
+        def meanwhile(key: str, produce: Any, push: Any = None) -> None:
+            write(key, produce, push)
             if vars(storage).pop("write", None) is not None:
                 self.act(what, at)
 

@@ -17,6 +17,7 @@ import pytest
 from headwater.errors import AlreadyExistsError, CorruptDataError, InvalidRequestError, UnavailableError
 from headwater.model.limits import KIB, MIB
 from headwater.storage import local
+from headwater.storage.interface import Push
 from headwater.storage.layout import journal_key, object_key, parse_temporary_key
 from headwater.storage.local import _OPEN_FILES, LocalStorage
 from tests.storages import fail_once, filling
@@ -223,14 +224,16 @@ def test_a_large_object_goes_to_the_disk_while_it_is_written(storage: LocalStora
     monkeypatch.setattr(local, "begin_sync", lambda fd, start, length: given.append(("begin", start, start + length)))
     monkeypatch.setattr(local, "wait_sync", lambda fd, start, length: given.append(("wait", start, start + length)))
 
+    push = Push()
+
     def produce(sink: pa.NativeFile) -> None:
         for _ in range(3):
             sink.write(bytes(4 * MIB))
-            sink.flush()
+            push(sink.tell())
         sink.write(b"end")
-        sink.flush()
+        push(sink.tell())
 
-    storage.write(KEY, produce)
+    storage.write(KEY, produce, push)
     # Each part is waited for when the next one is there, and one of three bytes is left to the last sync.
     assert given == [
         ("wait", 0, 0), ("begin", 0, 4 * MIB), ("wait", 0, 4 * MIB), ("begin", 4 * MIB, 8 * MIB),
@@ -270,13 +273,10 @@ def test_other_objects_than_write_ahead_files_are_deleted_whole(storage: LocalSt
 def test_a_write_ahead_file_that_may_not_be_written_to_is_deleted_whole(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     key = journal_key(1, 0)
     storage.put(key, [bytes(5 * MIB)])
-    opened = os.open
 
-    def refuse(path: str, flags: int, *mode: int) -> int:
-        if flags & os.O_WRONLY and path.endswith(key):
-            raise PermissionError(errno.EACCES, "another user's", path)
-        return opened(path, flags, *mode)
+    def refuse(path: str, length: int) -> None:
+        raise PermissionError(errno.EACCES, "another user's", path)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "truncate", refuse)
     storage.delete([key])
     assert storage.size(key) is None

@@ -160,7 +160,12 @@ def _numbers(values: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType) -> 
 
 
 def _repeated(value: int | str, count: int) -> pa.Array:
-    return pa.repeat(value, count) if isinstance(value, str) else _numbers(np.full(count, value, dtype=np.int64), pa.int64())
+    if isinstance(value, int):
+        return _numbers(np.full(count, value, dtype=np.int64), pa.int64())
+    # `pa.repeat` imports pandas, where it is installed: most of the time of a group's first batch.
+    text = value.encode()
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(text))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text * count)])
 
 
 #: One value again and again is a column of many batches: of a segment's, of a stream's.

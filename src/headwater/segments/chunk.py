@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -24,7 +24,6 @@ from headwater.errors import CorruptDataError
 from headwater.model.fieldids import Path, assign, with_ids
 from headwater.model.limits import KIB, MIB
 from headwater.model.schemas import METADATA, is_opaque
-from headwater.runtime.pace import Pace
 from headwater.segments.block import Chunk
 from headwater.segments.bounds import Choice, read_bounds
 from headwater.segments.keyfilter import KeyFilters, checksum, filter_options, needed_bytes
@@ -67,16 +66,15 @@ def write_chunk(
     batches: Iterator[pa.RecordBatch],
     ids: Mapping[Path, int] | None = None,
     group_bytes: int = ROW_GROUP_BYTES,
-    pace: Pace | None = None,
+    is_busy: Callable[[], bool] = lambda: False,
+    between: Callable[[int], None] = lambda end: None,
 ) -> int:
     """Write batches of `chunk_schema(schema)` as one Parquet file; return the number of rows. Memory: about two row groups.
 
-    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema. While somebody
-    writes, as `pace` knows, row groups are small, and the disk has one before the next one follows.
+    `ids` are the field ids of the stream's columns, by default those of a stream that had no other schema. While it
+    `is_busy`, no row group is larger than `group_bytes`. `between` is called after a row group with the file's length.
     """
     ids = assign([schema]) if ids is None else ids
-    pace = pace or Pace()
-    rest = pace.begin()
     wanted = with_ids(chunk_schema(schema), ids).with_metadata({_VERSION_KEY: str(version).encode()})
     opaque = is_opaque(schema)
     # Opaque values are mostly different: a dictionary and statistics would only cost. Numbers and times grow: deltas are tiny.
@@ -98,17 +96,14 @@ def write_chunk(
         for batch in batches:
             # Row groups that are read together come as one batch: where they are to be small, it is taken apart again. In parts of one
             # size, or the last one would be tiny.
-            is_small = group_bytes < ROW_GROUP_BYTES or pace.is_busy()
+            is_small = group_bytes < ROW_GROUP_BYTES or is_busy()
             parts = max(1, -(-batch.nbytes // group_bytes) if is_small else 1, -(-batch.num_rows // ROW_GROUP_ROWS))
             step = max(1, -(-batch.num_rows // parts))
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
                 if waiting and (size + part.nbytes > group_bytes or rows + part.num_rows > ROW_GROUP_ROWS):
                     writer = _write_group(writer, waiting, sink, wanted, options)
-                    if pace.is_busy():
-                        # A sync of the whole chunk at its end would keep the small ones of others waiting.
-                        sink.flush()
-                    rest()
+                    between(sink.tell())
                     waiting, size, rows = [], 0, 0
                 waiting.append(part)
                 size, rows, total = size + part.nbytes, rows + part.num_rows, total + part.num_rows

@@ -28,6 +28,7 @@ from headwater.segments.engine import Engine
 from headwater.segments.lanes import StreamRef
 from headwater.segments.read import SegmentCursor
 from headwater.storage import layout
+from headwater.storage.interface import Push
 
 #: Raw bytes are cut into extents of about this size, each with a checksum.
 _RAW_BYTES = 4 * MIB
@@ -188,6 +189,7 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
                 raise ConditionFailedError("the schema changed while a chunk was written")
             yield batch.to_arrow(columns)
 
+    push, between = _paced(engine)
     ids = assign(engine.schema_history(stream.id, stream.schema_version))
     group_bytes = JOURNAL_GROUP_BYTES if stream.kind == "journal" else chunk_module.ROW_GROUP_BYTES
     written = partial(
@@ -197,13 +199,27 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
         batches=batches(),
         ids=ids,
         group_bytes=group_bytes,
-        pace=engine.pace,
+        is_busy=engine.pace.is_busy,
+        between=between,
     )
-    engine.storage.write(key, lambda sink: _check_rows(written(sink), old))
+    engine.storage.write(key, lambda sink: _check_rows(written(sink), old), push)
     info = seal_chunk(engine.storage, key)
     last_at = old[-1].last_at or old[-1].appended_at
     raw = sum(piece.bytes for piece in old)
     return NewExtent(old[0].first, old[-1].end - old[0].first, info.length, info.crc, old[0].appended_at, 0, PARQUET, raw, last_at)
+
+
+def _paced(engine: Engine) -> tuple[Push, Callable[[int], None]]:
+    """What a chunk's file is pushed to the disk with, and what is called with its length between two steps of making it."""
+    push, rest = Push(), engine.pace.begin()
+
+    def between(end: int) -> None:
+        if engine.pace.is_busy():
+            # A sync of the whole chunk at its end would keep the small ones of others waiting.
+            push(end)
+        rest()
+
+    return push, between
 
 
 def _check_rows(rows: int, old: Sequence[Piece]) -> None:
@@ -216,10 +232,11 @@ def _check_rows(rows: int, old: Sequence[Piece]) -> None:
 
 def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExtent]:
     new: list[NewExtent] = []
+    push, between = _paced(engine)
 
     def produce(sink: pa.NativeFile) -> None:
         new.clear()
-        at, position, rest = cursor.number, 0, engine.pace.begin()
+        at, position = cursor.number, 0
         crc = size = first_at = last_at = 0
         while (found := cursor.next_block()) is not None:
             if not size:
@@ -229,9 +246,7 @@ def _write_raw(engine: Engine, key: str, cursor: SegmentCursor) -> list[NewExten
             if size >= _RAW_BYTES or cursor.is_done:
                 new.append(NewExtent(at, size, size, crc, first_at, position, RAW, size, last_at))
                 at, position, crc, size = at + size, position + size, 0, 0
-                if engine.pace.is_busy():
-                    sink.flush()
-                rest()
+                between(position)
 
-    engine.storage.write(key, produce)
+    engine.storage.write(key, produce, push)
     return new

@@ -53,6 +53,21 @@ class Journal(Protocol):
         """Give back the space that was preallocated and not used. What was appended stays."""
 
 
+class Push:
+    """Gives the disk a file's bytes while the file is written, a part at a time. Does nothing until a storage binds it to a file."""
+
+    def __init__(self) -> None:
+        self._give: Callable[[int], None] = lambda end: None
+
+    def bind(self, give: Callable[[int], None]) -> None:
+        """Let `give` take what is written up to an offset."""
+        self._give = give
+
+    def __call__(self, end: int) -> None:
+        """Give the disk what was written up to an offset, once it has what it was given before."""
+        self._give(end)
+
+
 class Storage(Protocol):
     """Immutable objects under keys like `l0/0000000000a1/000003.hwb`. Used from several threads.
 
@@ -67,10 +82,10 @@ class Storage(Protocol):
     def put(self, key: str, buffers: Sequence[Buffer]) -> None:
         """Store the buffers as one object, durable on return. The same put again succeeds; with other bytes it is an AlreadyExistsError."""
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], push: Push | None = None) -> None:
         """Store as one object, durable on return, what `produce` writes into the file it is given. No such object may exist.
 
-        A flush of the file gives the disk what was written, once the disk has what it was given before.
+        `produce` may call `push`, which local storage binds to the file.
         """
 
     def get(self, key: str, start: int, length: int) -> Buffer:

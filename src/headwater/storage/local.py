@@ -17,7 +17,7 @@ from headwater.model.limits import KIB, MIB
 from headwater.runtime import failpoints
 from headwater.storage import layout
 from headwater.storage.files import Folder, begin_sync, explaining, sync_data, wait_sync, write_all
-from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, byte_views, is_equal, missing_error, short_error
+from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, Push, byte_views, is_equal, missing_error, short_error
 from headwater.storage.journal import FileJournal
 from headwater.storage.ranges import Range, merge, read_merged
 
@@ -62,15 +62,16 @@ class LocalStorage:
                 with contextlib.suppress(OSError):
                     os.unlink(self._folder.path(temporary))
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], push: Push | None = None) -> None:
         temporary = layout.temporary_key(key, secrets.token_hex(8))
         path = self._folder.path(temporary)
         with explaining("write", self._folder.path(key)):
             try:
                 fd = self._folder.create(temporary)
                 try:
-                    with _Paced(path, "wb") as file:
-                        file.fd = fd
+                    if push is not None:
+                        push.bind(_Parts(fd).give)
+                    with pa.OSFile(path, "wb") as file:
                         produce(file)
                     failpoints.reach("object.put")
                     sync_data(fd)
@@ -127,18 +128,14 @@ class LocalStorage:
     def _shrink(self, path: str, rest: Callable[[], None]) -> None:
         """Free a file's space a little at a time. Who still reads from it finds it too short, and plans again as if it were gone."""
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return  # It is gone, or another user's, who lets others delete it and not write to it.
-        try:
-            status = os.fstat(fd)
+            status = os.stat(path)
             # Under another name, as in a backup by hard links, it is another's.
             if status.st_nlink == 1:
                 for size in range(status.st_size - _FREED_BYTES, 0, -_FREED_BYTES):
-                    os.ftruncate(fd, size)
+                    os.truncate(path, size)
                     rest()
-        finally:
-            os.close(fd)
+        except OSError:
+            return  # It is gone, or another user's, who lets others delete it and not write to it.
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         assert not prefix or prefix.endswith("/"), prefix
@@ -185,24 +182,24 @@ class LocalStorage:
                 yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1000)
 
 
-class _Paced(pa.OSFile):  # type: ignore[misc]
-    """A file being written. What was written goes to the disk at each flush, a little at a time, and not all at once in the last sync.
+class _Parts:
+    """A file being written, whose bytes go to the disk in parts, and not all at once in the last sync.
 
     Others on the same disk, such as a commit of a few KiB, wait for what is on its way to the disk when they come.
     """
 
-    fd = -1
-    #: Where the last part begins that the disk was given, and where it ends.
-    _begun = 0
-    _given = 0
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        #: Where the last part begins that the disk was given, and where it ends.
+        self._begun = 0
+        self._given = 0
 
-    def flush(self) -> None:
-        end = self.tell()
+    def give(self, end: int) -> None:
         if end - self._given < _PACED_BYTES:
             return
         # One part is written by the disk while the next one is made.
-        wait_sync(self.fd, self._begun, self._given - self._begun)
-        begin_sync(self.fd, self._given, end - self._given)
+        wait_sync(self._fd, self._begun, self._given - self._begun)
+        begin_sync(self._fd, self._given, end - self._given)
         self._begun, self._given = self._given, end
 
 

@@ -12,7 +12,7 @@ from headwater.model.limits import MIB
 from headwater.runtime import failpoints
 from headwater.runtime.clock import now_us
 from headwater.storage.files import explaining
-from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, Place, byte_views, missing_error, short_error
+from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, Place, Push, byte_views, missing_error, short_error
 
 _JOURNAL_BYTES = MIB
 
@@ -47,7 +47,7 @@ class MemoryStorage:
         if stored != data:
             raise AlreadyExistsError(f"{key} exists with other bytes: {len(stored)} are stored, {len(data)} were given", key=key)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], push: Push | None = None) -> None:
         file = pa.BufferOutputStream()
         produce(file)
         self.put(key, [file.getvalue()])

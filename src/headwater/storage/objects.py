@@ -23,7 +23,7 @@ from headwater.model import limits
 from headwater.runtime import failpoints
 from headwater.runtime.clock import from_datetime
 from headwater.runtime.retry import retry
-from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, byte_views, is_equal, missing_error, short_error
+from headwater.storage.interface import Buffer, Buffers, Journal, ObjectInfo, Push, byte_views, is_equal, missing_error, short_error
 from headwater.storage.ranges import Range, merge, read_merged
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class ObjectStorage:
 
         self._request(f"write {key}", put_once)
 
-    def write(self, key: str, produce: Callable[[pa.NativeFile], None]) -> None:
+    def write(self, key: str, produce: Callable[[pa.NativeFile], None], push: Push | None = None) -> None:
         file = pa.BufferOutputStream()
         produce(file)
         self.put(key, [file.getvalue()])
