@@ -18,6 +18,9 @@ from headwater.segments.block import ALIGNMENT
 
 _PADDINGS = [bytes(-more % ALIGNMENT) for more in range(ALIGNMENT)]
 _PREFIX_BYTES = 8
+_LONG = struct.Struct("<q")
+#: Of one value, as most of these messages have.
+_TWO_OFFSETS = struct.Struct("<2i")
 _FORMATS = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q"}
 _FORMATS |= {"float": "f", "double": "d"}
 
@@ -91,10 +94,10 @@ class _Layout(NamedTuple):
                 padding = _PADDINGS[size % ALIGNMENT]
                 parts += (buffer, padding)
                 at += size + len(padding)
-        struct.pack_into("<q", found, self.rows, rows)
+        _LONG.pack_into(found, self.rows, rows)
         struct.pack_into(f"<{len(nodes)}q", found, self.nodes, *nodes)
         struct.pack_into(f"<{len(places)}q", found, self.buffers, *places)
-        struct.pack_into("<q", found, self.body, at)
+        _LONG.pack_into(found, self.body, at)
         return b"".join((found, *parts))
 
 
@@ -136,7 +139,7 @@ def _column(kind: pa.DataType) -> _Column | None:
 
 def _nulls(values: Sequence[Any], nodes: list[int], buffers: list[bytes]) -> int:
     """Add a node, and the buffer that says which values are there, empty if all are; returns how many are not."""
-    nulls = sum([value is None for value in values])
+    nulls = values.count(None)
     nodes += (len(values), nulls)
     buffers.append(_bits([value is not None for value in values]) if nulls else b"")
     return nulls
@@ -156,6 +159,8 @@ def _texts(values: Sequence[str | None], nodes: list[int], buffers: list[bytes])
 
 
 def _offsets(values: Sequence[Any]) -> bytes:
+    if len(values) == 1:
+        return _TWO_OFFSETS.pack(0, len(values[0]))
     return struct.pack(f"<{len(values) + 1}i", 0, *accumulate(map(len, values)))
 
 
@@ -165,9 +170,11 @@ def _flags(values: Sequence[bool | None], nodes: list[int], buffers: list[bytes]
 
 
 def _numbers(form: str) -> _Column:
+    one = struct.Struct(f"<{form}")
+
     def column(values: Sequence[Any], nodes: list[int], buffers: list[bytes]) -> None:
         there = [value or 0 for value in values] if _nulls(values, nodes, buffers) else values
-        buffers.append(struct.pack(f"<{len(values)}{form}", *there))
+        buffers.append(one.pack(*there) if len(there) == 1 else struct.pack(f"<{len(values)}{form}", *there))
 
     return column
 
