@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from headwater.errors import HeadwaterError, InvalidRequestError, UnavailableError
+from headwater.errors import CorruptDataError, HeadwaterError, InvalidRequestError, UnavailableError
 from headwater.model.cuts import Cut
 from headwater.model.limits import MIB
 from headwater.model.schemas import widens
@@ -53,8 +53,13 @@ class StreamDataset(ds.UnionDataset):  # type: ignore[misc]
         return super().schema
 
     def scanner(self, *args: Any, **options: Any) -> ds.Scanner:
-        """Begin to read. InvalidRequestError if the dataset or its store was closed."""
+        """Begin to read, with one thread unless `use_threads=True` is given. InvalidRequestError if the dataset or its store was closed.
+
+        DuckDB reads by `to_reader` of a scanner, which pyarrow begins without releasing the interpreter's lock. A thread of that scan may
+        then wait for this lock, to open a file here, while it holds a lock of Arrow's that the beginning waits for.
+        """
         self._files.check()
+        options.setdefault("use_threads", False)
         return super().scanner(*args, **options)
 
     def close(self) -> None:
@@ -114,9 +119,11 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         self.check()
-        if path.startswith(_CHUNKS):
-            return self._open_chunk(path.removeprefix(_CHUNKS))
-        return pa.BufferReader(self._piece(path))
+        try:
+            return self._open_chunk(path.removeprefix(_CHUNKS)) if path.startswith(_CHUNKS) else pa.BufferReader(self._piece(path))
+        except HeadwaterError:
+            self.check()  # it may have been closed meanwhile
+            raise
 
     def _open_chunk(self, key: str) -> pa.NativeFile:
         storage = self._engine.storage
@@ -124,10 +131,24 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
             with suppress(FileNotFoundError):
                 return pa.OSFile(os.path.join(storage.url.removeprefix("file://"), key))
         elif (size := storage.size(key)) is not None:
-            return pa.PythonFile(_Object(self._engine, key, size), mode="r")
-        raise UnavailableError(
+            return pa.PythonFile(_Object(self, key, size), mode="r")
+        raise self._replaced()
+
+    def _replaced(self) -> UnavailableError:
+        return UnavailableError(
             f"the hold of this dataset of {self.stream.name} has ended, and its files were replaced: call dataset() again"
         )
+
+    def get(self, key: str, start: int, length: int) -> Any:
+        """Some bytes of a chunk in an object store."""
+        storage = self._engine.storage
+        try:
+            return storage.get(key, start, length)
+        except CorruptDataError:
+            if storage.size(key) is not None:
+                raise
+            self.check()
+            raise self._replaced() from None
 
     def _piece(self, path: str) -> pa.Buffer:
         """The events of `segment/start/end` as an Arrow file."""
@@ -172,8 +193,8 @@ class _Object:
 
     closed = False
 
-    def __init__(self, engine: Engine, key: str, size: int) -> None:
-        self._engine = engine
+    def __init__(self, files: _Files, key: str, size: int) -> None:
+        self._files = files
         self._key = key
         self._size = size
         self._at = 0
@@ -189,7 +210,7 @@ class _Object:
         wanted = self._size - self._at if length < 0 else min(length, self._size - self._at)
         if not wanted:
             return b""
-        data = self._engine.storage.get(self._key, self._at, wanted)
+        data = self._files.get(self._key, self._at, wanted)
         self._at += wanted
         return data
 
@@ -253,6 +274,12 @@ def _fragments(
     for place in engine.list_chunks(stream, segment, item.start, item.end):
         key = place.url.removeprefix(f"{engine.storage.url}/")
         fragment = parquet.make_fragment(f"{_CHUNKS}{key}", system, partition_expression=known)
+        if place.is_own and at <= place.first and place.end <= item.end:
+            # All of it, in a schema that widened to today's: a scan reads the footer, beside those of other chunks.
+            yield from _pieces(system, segment, at, place.first, average, known)
+            yield fragment
+            at = place.end
+            continue
         if not _may_read(fragment.physical_schema, stream.schema):
             continue
         groups, number = [], place.first

@@ -427,7 +427,7 @@ class Store:
         keeps.keep_from(self._engine, name, cut)
 
     def kept(self) -> dict[str, Cut]:
-        """The cut of every keep, by the keep's name."""
+        """Return the cut of each keep, by the keep's name."""
         return keeps.list_keeps(self._engine)
 
     def unkeep(self, name: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import duckdb
@@ -14,6 +16,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import headwater as hw
+from headwater import datasets
 from tests.crash.processes import wait_until
 
 SCHEMA = pa.schema([("n", pa.int32()), ("s", pa.string())])
@@ -123,6 +126,77 @@ def test_what_a_dataset_names_stays_until_it_is_closed(store: hw.Store, stream: 
             read()
     with pytest.raises((duckdb.Error, hw.InvalidRequestError)):
         relation.fetchall()
+
+
+READS: dict[str, Callable[[Any], int]] = {
+    "duckdb": lambda dataset: duckdb.sql("SELECT count(*) FROM dataset WHERE n >= 0").fetchall()[0][0],
+    "polars": lambda dataset: pl.scan_pyarrow_dataset(dataset).select("n").collect().height,
+    "pyarrow": lambda dataset: dataset.to_table().num_rows,
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("closed_at", [1, 2, 3])
+def test_a_dataset_that_is_closed_in_the_middle_of_a_query_says_so(
+    stream: hw.Stream, closed_at: int, read: Callable[[Any], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = stream.dataset()
+    opened = 0
+    open_file = datasets._Files.open_input_file
+
+    def close_and_open(files: Any, path: str) -> Any:
+        nonlocal opened
+        opened += 1
+        if opened == closed_at:
+            dataset.close()
+        return open_file(files, path)
+
+    monkeypatch.setattr(datasets._Files, "open_input_file", close_and_open)
+    for _ in range(2):
+        with pytest.raises((duckdb.Error, hw.InvalidRequestError), match="this dataset of a/stream was closed"):
+            read(dataset)
+
+
+@pytest.mark.timeout(60)
+def test_duckdb_begins_to_read_while_files_are_slow_to_open(stream: hw.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that begins under the interpreter's lock waits for no thread that wants this lock."""
+    open_file = datasets._Files.open_input_file
+
+    def open_slowly(files: Any, path: str) -> Any:
+        time.sleep(0.002)
+        return open_file(files, path)
+
+    monkeypatch.setattr(datasets._Files, "open_input_file", open_slowly)
+    for _ in range(100):
+        with stream.dataset() as dataset:  # noqa: F841 - DuckDB finds it by this name
+            assert duckdb.sql("SELECT count(*) FROM dataset WHERE n >= 0").fetchall() == [(3000,)]
+
+
+def test_opening_a_dataset_reads_the_footers_of_chunks_alone_that_its_ends_cut(
+    local_store: hw.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = local_store.create_stream("a/stream", schema=SCHEMA)
+    write(stream, range(1000))
+    middle = stream.tail()
+    write(stream, range(1000, 2000))
+    local_store.run_upkeep()
+    assert len(stream.chunks()) == 1
+    opened: list[str] = []
+    open_file = datasets._Files.open_input_file
+
+    def note_and_open(files: Any, path: str) -> Any:
+        opened.append(path)
+        return open_file(files, path)
+
+    monkeypatch.setattr(datasets._Files, "open_input_file", note_and_open)
+    with stream.dataset() as dataset:
+        assert opened == []
+        assert numbers(dataset.to_table()) == list(range(2000))
+        assert len(set(opened)) == 1
+    opened.clear()
+    with stream.dataset(middle) as dataset:
+        assert len(set(opened)) == 1
+        assert numbers(dataset.to_table()) == list(range(1000, 2000))
 
 
 def test_a_dataset_that_was_collected_holds_no_more(store: hw.Store, stream: hw.Stream) -> None:

@@ -51,6 +51,8 @@ class ChunkPlace(NamedTuple):
     first: int
     end: int
     bytes: int
+    #: Whether the file was made of the segment's own log, and so by the schemas of this stream alone. All of its numbers count then.
+    is_own: bool
 
 
 class Engine:
@@ -196,7 +198,7 @@ class Engine:
                 # Blocks follow all chunks.
                 if extent.form != PARQUET or extent.key is None:
                     return
-                yield ChunkPlace(f"{self.storage.url}/{extent.key}", extent.first, extent.end, extent.length)
+                yield ChunkPlace(f"{self.storage.url}/{extent.key}", extent.first, extent.end, extent.length, extent.limit is None)
             if not planned:
                 return
             at = planned[-1].end
