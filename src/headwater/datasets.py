@@ -54,8 +54,13 @@ class StreamDataset(ds.UnionDataset):  # type: ignore[misc]
         return super().schema
 
     def scanner(self, *args: Any, **options: Any) -> ds.Scanner:
-        """Begin to read. InvalidRequestError if the dataset or its store was closed."""
+        """Begin to read, with one thread unless `use_threads=True` is given. InvalidRequestError if the dataset or its store was closed.
+
+        DuckDB reads by `to_reader` of a scanner, which pyarrow begins without releasing the interpreter's lock. A thread of that scan may
+        then wait for this lock, to open a file here, while it holds a lock of Arrow's that the beginning waits for.
+        """
         self._files.check()
+        options.setdefault("use_threads", False)
         return super().scanner(*args, **options)
 
     def close(self) -> None:
@@ -117,12 +122,11 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
     # What Arrow asks for.
 
     def open_input_file(self, path: str) -> pa.NativeFile:
-        if self._engine.is_closed:
-            self.check()
+        self.check()
         try:
             return self._open_chunk(path.removeprefix(_CHUNKS)) if path.startswith(_CHUNKS) else pa.BufferReader(self._piece(path))
         except HeadwaterError:
-            self.check()
+            self.check()  # it may have been closed meanwhile
             raise
 
     def _open_chunk(self, key: str) -> pa.NativeFile:

@@ -345,7 +345,7 @@ class Stream(Exported):
     def dataset(self, start: Place = None, end: Place = None) -> StreamDataset:
         """Open what lies between two places as a pyarrow Dataset, into which DuckDB and Polars push columns and filters.
 
-        It keeps these events readable until it is closed or collected, or the store is closed; then a new read raises InvalidRequestError.
+        It keeps these events readable until it is closed or collected, or the store is closed; then reading it raises InvalidRequestError.
         """
         from headwater.datasets import open_dataset  # pyarrow.dataset takes a while to load, and most programs don't use it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -136,25 +137,39 @@ READS: dict[str, Callable[[Any], int]] = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 @pytest.mark.parametrize("closed_at", [1, 2, 3])
-def test_a_query_that_has_begun_is_finished_after_close(
+def test_a_dataset_that_is_closed_in_the_middle_of_a_query_says_so(
     stream: hw.Stream, closed_at: int, read: Callable[[Any], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = stream.dataset()
     opened = 0
     open_file = datasets._Files.open_input_file
 
-    def open_and_close(files: Any, path: str) -> Any:
+    def close_and_open(files: Any, path: str) -> Any:
         nonlocal opened
         opened += 1
         if opened == closed_at:
             dataset.close()
         return open_file(files, path)
 
-    monkeypatch.setattr(datasets._Files, "open_input_file", open_and_close)
-    assert read(dataset) == 3000
-    assert opened > closed_at
-    with pytest.raises((duckdb.Error, hw.InvalidRequestError), match="this dataset of a/stream was closed"):
-        read(dataset)
+    monkeypatch.setattr(datasets._Files, "open_input_file", close_and_open)
+    for _ in range(2):
+        with pytest.raises((duckdb.Error, hw.InvalidRequestError), match="this dataset of a/stream was closed"):
+            read(dataset)
+
+
+@pytest.mark.timeout(60)
+def test_duckdb_begins_to_read_while_files_are_slow_to_open(stream: hw.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that begins under the interpreter's lock waits for no thread that wants this lock."""
+    open_file = datasets._Files.open_input_file
+
+    def open_slowly(files: Any, path: str) -> Any:
+        time.sleep(0.002)
+        return open_file(files, path)
+
+    monkeypatch.setattr(datasets._Files, "open_input_file", open_slowly)
+    for _ in range(100):
+        with stream.dataset() as dataset:  # noqa: F841 - DuckDB finds it by this name
+            assert duckdb.sql("SELECT count(*) FROM dataset WHERE n >= 0").fetchall() == [(3000,)]
 
 
 def test_opening_a_dataset_reads_the_footers_of_chunks_alone_that_its_ends_cut(
