@@ -1,8 +1,7 @@
 """A stream as a pyarrow Dataset: its chunks are Parquet fragments, and what lies in no chunk yet is read by number when it is asked for.
 
-The dataset holds what it names: nothing of it is truncated or put into other chunks while it is open. A closed dataset refuses each new
-read. A read that has begun continues, as long as its files are there: an error in the middle of a query can leave DuckDB waiting forever.
-All files are opened here, so a read whose files were replaced raises a typed error, and never finds a file missing or other events in it.
+The dataset holds what it names: nothing of it is truncated or put into other chunks while it is open. All reading opens files here, so a
+dataset whose hold has ended raises, and never finds a file missing or other events in it.
 """
 
 from __future__ import annotations
@@ -64,10 +63,7 @@ class StreamDataset(ds.UnionDataset):  # type: ignore[misc]
         return super().scanner(*args, **options)
 
     def close(self) -> None:
-        """End the hold, and refuse each new read. Closing again does nothing.
-
-        A read that has begun raises only if upkeep replaced its files.
-        """
+        """End the hold: the dataset can't be read any more. Closing again does nothing."""
         self._files.close()
 
     def __enter__(self) -> Self:
@@ -168,8 +164,7 @@ class _Files(fs.FileSystemHandler):  # type: ignore[misc]
                     writer.write_batch(batch.to_arrow(columns))
             found = sink.getvalue()
             with self._lock:
-                if not self._is_closed:
-                    self._pieces[path] = found
+                self._pieces[path] = found
                 while len(self._pieces) > _KEPT_PIECES:
                     self._pieces.popitem(last=False)
         return found
