@@ -345,6 +345,18 @@ def test_a_condition_counts_from_its_cut_on_whatever_is_split_and_merged(store: 
     j.persist("free", record(), fail_if=match, after=store.cut(NAME))
 
 
+def test_a_condition_looks_again_at_the_segments_if_another_process_changed_them(j: hw.Journal, place: Any) -> None:
+    """It locks all that are open. A persist that is committed alone is no exception."""
+    match = hw.Match(tags=("unused",))
+    j.persist("a", record(), fail_if=match)
+    [event] = j.replay("a")
+    with place.open() as other:
+        stream = other.stream(NAME)
+        stream.split(next(segment.number for segment in stream.segments() if segment.number != event.position.segment))
+    ack = j.persist_async("a", record(), fail_if=match)
+    assert ack.result().last == 2 and ack._rounds == 1
+
+
 def test_a_match_finds_an_entitys_events_from_before_a_split(store: hw.Store, j: hw.Journal) -> None:
     j.persist("a", record("x", tags=("t",)))
     cut = store.cut(NAME)

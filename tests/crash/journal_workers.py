@@ -14,6 +14,7 @@ from typing import Any
 
 import headwater as hw
 from headwater.catalog import leases, rebuilds
+from headwater.catalog.parts import Alone, Append
 from headwater.catalog.persists import EntityIs, JournalLedger, NoMatch
 from headwater.catalog.tails import Watch
 from headwater.runtime import failpoints
@@ -144,7 +145,19 @@ def _do_not_watch(*kinds: type) -> None:
         self.terms = terms
 
     JournalLedger.watched = faulty  # type: ignore[method-assign]
+    NoMatch.alone = lambda self, append: None  # type: ignore[method-assign]
     JournalLedger._unwatched = lambda self, term: None if isinstance(term, kinds) else unwatched(self, term)  # type: ignore[method-assign]
+
+
+def _do_not_watch_alone() -> None:
+    """The same, of persists that share no flush."""
+    alone = NoMatch.alone
+
+    def faulty(self: NoMatch, append: Append) -> Alone | None:
+        found = alone(self, append)
+        return found._replace(watched=()) if found is not None else None
+
+    NoMatch.alone = faulty  # type: ignore[method-assign]
 
 
 def _look_before_the_lock() -> None:
@@ -154,6 +167,7 @@ def _look_before_the_lock() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "forbidden segments are not locked": partial(_do_not_watch, NoMatch),
+    "a persist that is committed alone does not lock them": _do_not_watch_alone,
     "required segments are not locked": partial(_do_not_watch, EntityIs),
     "a commit does not compare": _look_before_the_lock,
 }

@@ -9,10 +9,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwater.catalog import tails
 from headwater.catalog.database import NO_NEWS, Database, News, Statement, Tx
 from headwater.catalog.operations import operation
-from headwater.catalog.parts import Alone, Append, Part, PartResult, Refused, Stored
+from headwater.catalog.parts import Alone, Append, Part, PartResult, Refused, Stored, Term
 from headwater.catalog.plans import Plan
+from headwater.catalog.tails import Watch
 from headwater.errors import FencedError
 from headwater.runtime import failpoints
 
@@ -44,22 +46,24 @@ def commit_flush(database: Database, flush: Flush, news: News = NO_NEWS) -> list
 
 
 def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult] | None:
-    """A flush of one block with at most one term, as most are while events come one by one: in one round trip.
+    """A flush of one block, as most are while events come one by one, in one round trip, if all terms of the part offer that.
 
-    None if it is another one, if it was committed before, or if its session, its segment or what its term needs are not as they must be.
+    None if it is another one, if it was committed before, or if its session, its segment or what its terms need are not as they must be.
     """
     part = flush.parts[0]
-    if len(flush.parts) > 1 or len(part.appends) != 1 or len(part.terms) > 1:
+    if len(flush.parts) > 1 or len(part.appends) != 1:
         return None
     append = part.appends[0]
     place = append.stream, append.segment
-    alone = part.terms[0].alone(append) if part.terms else _NO_TERM
+    alone = _together(part.terms, append) if part.terms else _NO_TERM
     if alone is None:
         return None
     # Not as EXISTS, of which SQLite makes a join that takes 30 us longer.
     condition = f"(SELECT id FROM session WHERE id = ?) IS NOT NULL AND {alone.condition[0]}", (flush.session, *alone.condition[1])
+    locks = tails.lock([Watch(*place, True), *alone.watched]) if alone.watched else []
     answers = database.write_whole(
         [
+            *locks,
             grow(append),
             # Not live, or not next: then its last flush would be NULL, which a constraint refuses.
             (
@@ -80,8 +84,25 @@ def _commit_one(database: Database, flush: Flush, news: News) -> list[PartResult
     )
     if answers is None:
         return None
-    tail, appended_at = answers[0][0]
+    tail, appended_at = answers[len(locks)][0]
     return [Stored((tail - append.count,), appended_at, None if alone.answer is None else dict(answers[-1]))]
+
+
+def _together(terms: Sequence[Term], append: Append) -> Alone | None:
+    """What terms check and change as if they were one; None if one of them offers no round trip of its own."""
+    found = _NO_TERM
+    for term in terms:
+        alone = term.alone(append)
+        if alone is None:
+            return None
+        (sql, values), (more_sql, more) = found.condition, alone.condition
+        found = Alone(
+            (f"{sql} AND {more_sql}", (*values, *more)),
+            [*found.changes, *alone.changes],
+            alone.answer or found.answer,
+            [*found.watched, *alone.watched],
+        )
+    return found
 
 
 def grow(append: Append) -> Statement:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headwater.catalog.database import Statement
-from headwater.catalog.journals import READY
+from headwater.catalog.journals import READY, in_lists
 from headwater.catalog.parts import Alone, Append
+from headwater.catalog.tails import Watch
 from headwater.catalog.words import TAG, TYPE
 
 if TYPE_CHECKING:
-    from headwater.catalog.persists import EntityMoves
+    from headwater.catalog.persists import EntityMoves, NoMatch
 
 #: An entity's or a tag's newest numbers are a page of their own from this many characters on.
 PAGE_CHARACTERS = 400
@@ -75,6 +76,25 @@ def move_alone(term: EntityMoves, append: Append) -> Alone | None:
         changes.append((_MOVE_TAG, (tag, first - places[-1], len(places), first - places[0], run, *place, run)))
     changes += [(_MOVE_TYPE, (type, first - at, count, *place)) for type, at, count in term.types]
     return Alone(condition, changes, (_TAILS, (term.stream,)))
+
+
+def forbid_alone(term: NoMatch) -> Alone | None:
+    """How to check in one round trip that no event matches, if one of the tags was never used. None if SQL is not asked: the match has no
+    tag, it looks at events after a cut only, which need not be the tag's last ones, or more segments are open than one list names."""
+    lists = list(in_lists(term.segments))
+    if not term.tags or term.after or len(lists) > 1:
+        return None
+    [(marks, numbers)] = lists
+    are_open = f"(SELECT count(*) FROM segment WHERE stream = ? AND number IN ({marks}) AND sealed_epoch IS NULL) = ?"
+    is_unused = f"(SELECT max(number) FROM word WHERE stream = ? AND kind = {TAG} AND word = ?) IS NULL"
+    values = [value for tag in term.tags for value in (term.stream, tag)]
+    return Alone(
+        (
+            f"{_IS_READY} AND {are_open} AND ({' OR '.join([is_unused] * len(term.tags))})",
+            (term.stream, READY, term.stream, *numbers, len(term.segments), *values),
+        ),
+        watched=[Watch(term.stream, number, True) for number in term.segments],
+    )
 
 
 def _count_text(count: int) -> str:

@@ -79,12 +79,14 @@ class Placed(NamedTuple):
 class Alone(NamedTuple):
     """How a term is committed in one round trip, beside one block and no other part. A plan decides whatever is not as it says here."""
 
-    #: What must be true of the catalog while the block's segment is locked and its tail moved.
+    #: What must be true of the catalog while the block's segment and those to watch are locked, and the tail is moved.
     condition: Statement
     #: The changes, after the block is there. They may violate a constraint, if a plan must make them.
     changes: Sequence[Statement] = ()
     #: Gives the pairs that the ledger would answer as a dict.
     answer: Statement | None = None
+    #: Segments to lock beside the block's.
+    watched: Sequence[Watch] = ()
 
 
 class Term:

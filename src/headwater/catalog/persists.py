@@ -416,6 +416,9 @@ class NoMatch(Term):
     floor: int = -1
     block: int = -1
 
+    def alone(self, append: Append) -> Alone | None:
+        return lonepersists.forbid_alone(self)
+
     def error(self, refused: Refused) -> HeadwaterError:
         if refused.reason != "look":
             return _entity_error(self.name, self.id, None, refused)
