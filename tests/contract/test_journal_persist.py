@@ -246,6 +246,17 @@ def test_the_last_persist_given_again_is_answered_and_not_stored_again(j: hw.Jou
     assert j.persist("a", record()).first == 4
 
 
+def test_a_persist_that_shares_some_records_with_the_last_one_is_another_persist(j: hw.Journal) -> None:
+    one, two, three = record(data=1), record(data=2), record(data=3)
+    j.persist("a", [one, two], expected=0)
+    for others in ([one, three], [three, two], [two, one], [one]):
+        with pytest.raises(hw.ConditionFailedError):
+            j.persist("a", others, expected=0)
+    # Without an expected sequence such a persist is a new one.
+    assert not j.persist("a", [one, three]).repeated
+    assert [event.data for event in j.replay("a")] == [1, 2, 1, 3]
+
+
 def test_an_older_persist_is_recognised_by_its_expected_sequence_alone(j: hw.Journal) -> None:
     old = record()
     j.persist("a", old, expected=0)
