@@ -11,8 +11,16 @@ from tests.crash.checker import Broken, require
 from tests.crash.history_workers import event_id, read_log
 from tests.crash.rollback_workers import GROUP, KEPT, ROLES, STREAM, TABLE, digest
 
+#: The lines that a history has some of, if enough happened in it. A roll-back that finds its cut undone is `stale`: not in every history.
+LOGGED = ("acked", "handed", "rolled", "cut", "forking", "tagging", "told", "scaled", "tiered")
+
 #: Places of events, by segment and number: a roll-back moves segments with their numbers, so they mean the same in all streams.
 Places = dict[tuple[int, int], str]
+
+
+def has_all(folder: Path) -> bool:
+    """Whether each kind of line was logged by now."""
+    return {line["what"] for role in ROLES for line in read_log(folder, role)} >= set(LOGGED)
 
 
 class RollBackChecker:
@@ -44,8 +52,7 @@ class RollBackChecker:
         self._check_watcher()
         report = check_store(self._store)
         require(report.ok, f"the store is damaged: {report.problems[:3]}")
-        logged = ("acked", "handed", "rolled", "stale", "cut", "forking", "tagging", "told", "scaled", "tiered")
-        counts = {what: len(self._lines(what)) for what in logged}
+        counts = {what: len(self._lines(what)) for what in (*LOGGED, "stale")}
         return counts | {"events": len(self._places[STREAM]), "kept": len(self._done)}
 
     def _lines(self, what: str) -> list[dict[str, Any]]:

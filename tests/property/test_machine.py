@@ -38,8 +38,6 @@ class Machine(RuleBasedStateMachine):
         self.forks: dict[str, dict[str | None, list[str]]] = {}
         #: Places that were rolled back.
         self.stale: list[hw.Cut] = []
-        #: Streams whose name the stream took.
-        self.replaced: set[str] = set()
         self.held: tuple[hw.Cut, dict[str | None, int], hw.Cut, dict[str | None, int]] | None = None
 
     @initialize(segments=st.integers(1, 3))
@@ -225,17 +223,12 @@ class Machine(RuleBasedStateMachine):
         self.settle()
         # Mostly not far: rules that follow need something to work on.
         place = max(0, len(self.cuts) - 1 - at % 8)
-        cut, _ = self.cuts[place]
+        cut, counts = self.cuts[place]
         name = f"{self.stream.name}-{next(self.numbers)}"
         try:
             self.stream.roll_back(cut, keep_as=name, force=True)
         except hw.TruncatedError:
             return  # As in `read_between`.
-        self.end_at(place, name)
-
-    def end_at(self, place: int, name: str) -> None:
-        """The stream ends at one of its places again, and another one has what it was."""
-        _, counts = self.cuts[place]
         self.forks[name] = {key: values[self.truncated[key] :] for key, values in self.written.items()}
         self.stale += [late for late, more in self.cuts[place + 1 :] if any(more[key] > counts[key] for key in counts)]
         self.written = {key: values[: counts[key]] for key, values in self.written.items()}
@@ -245,31 +238,6 @@ class Machine(RuleBasedStateMachine):
             self.held = None
         if len(self.forks) > 3:
             self.do_delete(0)
-
-    @precondition(lambda self: not self.last_number)
-    @rule(at=CHOICE, keys=KEYS)
-    def replace(self, at: int, keys: list[str | None]) -> None:
-        """A fork takes the stream's name: as a roll-back, to a stream of its own. A stream with named writers is not replaced."""
-        self.settle()
-        place = max(0, len(self.cuts) - 1 - at % 8)
-        cut, _ = self.cuts[place]
-        fork, kept = (f"{self.stream.name}-{next(self.numbers)}" for _ in range(2))
-        try:
-            self.stream.fork(fork, at=cut)
-        except hw.TruncatedError:
-            return  # As in `read_between`.
-        self.store.replace_stream(self.stream.name, by=fork, keep_as=kept)
-        self.replaced.add(kept)
-        if self.held is not None:
-            # It is of the other stream.
-            self.store.release("reader")
-            self.held = None
-        self.end_at(place, kept)
-        self.stream = self.store.stream(self.stream.name)
-        self.writer = self.stream.writer()
-        for key, value in self.new_events(keys):
-            self.writer.write(value, key=key)
-        self.settle()
 
     @rule(at=CHOICE)
     def read_stale(self, at: int) -> None:
@@ -305,8 +273,6 @@ class Machine(RuleBasedStateMachine):
         del self.forks[name]
         self.store.stream(name).seal()
         self.store.delete_stream(name)
-        if name in self.replaced:
-            self.stale = []  # Nobody knows any more what was undone of a stream that is gone.
 
     @rule(at=CHOICE)
     def hold(self, at: int) -> None:

@@ -70,7 +70,7 @@ def find_onward(tx: Tx, stream: int, name: str, read: Mapping[int, int], newest:
     if error is not None:
         moved = follow(tx, stream, row.id, _part_of(error, stream))
         assert moved is not None, "the successor was found before"
-        return Onward(row, moved.numbers, False)
+        return Onward(row, SegmentMap(list_segments(tx, row.id)).readable(moved.numbers), False)
     [(successor, text)] = tx.run("SELECT successor, numbers FROM replacement WHERE stream = ?", (stream,))
     new = SegmentMap(list_segments(tx, successor))
     if text is None:
@@ -97,6 +97,8 @@ def find_onward(tx: Tx, stream: int, name: str, read: Mapping[int, int], newest:
         further = follow(tx, successor, row.id, found.numbers)
         assert further is not None, "the successor's successors were found before"
         found = Moved(further.numbers, found.holds and further.holds)
+    if not found.holds:
+        found = Moved(SegmentMap(list_segments(tx, row.id)).readable(found.numbers), False)
     return Onward(row, *found)
 
 

@@ -198,6 +198,11 @@ class SegmentMap(Generic[S]):
         allowed = self.reached(floor)
         return any(reached > allowed[number] for number, reached in self.reached(numbers).items())
 
+    def readable(self, numbers: Numbers) -> dict[int, int]:
+        """A place, or the head where that lies past the place."""
+        reached = self.reached(numbers)
+        return self.frontier({number: max(reached[number], segment.head) for number, segment in self.segments.items()}, numbers.keys())
+
     def earlier(self, numbers: Numbers, other: Numbers) -> dict[int, int]:
         """The last place before which nothing lies but what is before both of these."""
         reached, limits = self.reached(numbers), self.reached(other)

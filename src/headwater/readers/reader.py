@@ -399,6 +399,9 @@ class Reader:
                 key, row = (stream, segment), rows.get(segment)
                 if row is None or row.dropped or positions[key] < row.head:
                     self._must_report = True
+                    group = self._engine.run(groups.find_group, self._group.name)
+                    if group is None or group.generation != self._group_generation:
+                        return  # It was rolled back, or reset, after the report that gave this segment. The next report says so.
                     raise self._truncated(key, f"segment {segment} of {self._refs[stream].name} was truncated")
                 cursor = self._engine.cursor(self._refs[stream], segment, positions[key], ends.get(segment))
                 held = _Held(cursor, positions[key])

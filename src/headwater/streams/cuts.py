@@ -244,8 +244,9 @@ def resolve_cut(tx: Tx, store_id: str, stream: StreamRef, rows: list[SegmentRow]
             if error is not None:
                 raise error
         if moved is not None and not moved.holds:
+            place = Cut(store_id, {stream.name: StreamCut(stream.id, SegmentMap(rows).readable(part.segments))})
             raise RolledBackError(
-                f"another stream has the name {stream.name} by now, without this place: read on from the cut of this error", cut
+                f"another stream has the name {stream.name} by now, without this place: read on from the cut of this error", place
             )
     return cut_numbers(store_id, stream, rows, cut)
 
