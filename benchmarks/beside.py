@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.1
 _EVENT_BYTES = 1000
 _SHARES = (0.5, 0.9, 0.99, 0.999)
 
-#: What is said of a case, whether it has a backlog, and the upkeep of the writer's process.
+#: The name of a case, whether it has a backlog, and the upkeep of the writer's process.
 _CASES: tuple[tuple[str, bool, Any], ...] = (
     ("idle, no upkeep", False, False),
     ("backlog, no upkeep", True, False),

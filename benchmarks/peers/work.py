@@ -44,7 +44,7 @@ class Sizes:
     write_seconds: float
     bulk_seconds: float
     latency_seconds: float
-    #: Written just before, by the process that then writes at a rate: up to so much, in at most so long.
+    #: The backlog that the process writes just before it writes at a rate: up to this size, in at most this time.
     backlog_mb: int
     backlog_seconds: float
     rates: tuple[int, ...]

@@ -366,7 +366,7 @@ class Stream(Exported):
         try:
             found = cuts.ranges(engine, ref, start, end)
         except HeadwaterError:
-            # A cut of the stream that has the name now is none of this one.
+            # The cut may be of the stream that has the name now.
             if self._refresh().id == ref.id:
                 raise
         else:

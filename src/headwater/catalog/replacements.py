@@ -111,7 +111,7 @@ def find_parted(tx: Tx, stream: int, numbers: Mapping[int, int]) -> tuple[Stream
     if rows[0][1] is not None:
         fork = _to_numbers(rows[0][1])
         limits = SegmentMap(list_segments(tx, stream, with_dropped=True)).reached(fork)
-        # Of the segments that are gone, those with numbers up to the fork's were truncated, or rolled back.
+        # A segment that is gone was truncated or rolled back if its number is not above the fork's.
         is_past = any(at > limits[number] if number in limits else number > max(fork) for number, at in numbers.items())
     while rows:
         successor = rows[0][0]

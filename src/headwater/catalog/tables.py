@@ -98,7 +98,7 @@ class EntryChange(Term):
     block: int = 0
 
     def alone(self, append: Append) -> Alone | None:
-        # Of a block of one change, the version is the segment's new tail.
+        # The version of a block's only change is the segment's new tail.
         if append.count != 1:
             return None
         entry = self.table, self.key

@@ -543,7 +543,7 @@ class Reader:
                     self._leave(commit and self._auto)
                 self._is_closed = True
             except (FencedError, NotFoundError, RolledBackError):
-                self._is_closed = True  # Another has its place, or there is none, or it has left and says what it could not commit.
+                self._is_closed = True  # Another reader has its seat, or the seat is gone; a rolled-back reader has left.
                 raise
             finally:
                 self._has_failed_to_leave = not self._is_closed

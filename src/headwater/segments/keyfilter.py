@@ -62,7 +62,7 @@ class KeyFilters:
 
 
 def needed_bytes(keys: int) -> int:
-    """The size of a filter for so many distinct keys: a power of two."""
+    """The size in bytes of a filter for a number of distinct keys: a power of two."""
     size = _BLOCK
     while _passed(keys, size) > _PASSED:
         size *= 2
@@ -70,7 +70,7 @@ def needed_bytes(keys: int) -> int:
 
 
 def filter_options(keys: int, group_bytes: float) -> dict[str, float] | None:
-    """How pyarrow is to write the filters of row groups of this size with so many distinct keys; None for no filters.
+    """The options with which pyarrow writes the filters of row groups of this size and number of distinct keys; None for no filters.
 
     A filter that would take too large a part of its row group is halved, and lets more row groups pass.
     """

@@ -210,7 +210,7 @@ def _write_parquet(engine: Engine, key: str, cursor: SegmentCursor, stream: Stre
 
 
 def _paced(engine: Engine) -> tuple[Push, Callable[[int], None]]:
-    """What a chunk's file is pushed to the disk with, and what is called with its length between two steps of making it."""
+    """Two calls: one pushes a chunk's file to the disk, the other is made with the file's length between two row groups."""
     push, rest = Push(), engine.pace.begin()
 
     def between(end: int) -> None:

@@ -26,9 +26,9 @@ _OPEN_FILES = 32
 #: One larger read is cheaper than two over a gap this small; above 1 MiB it no longer is, as it leaves the processor's cache.
 _GAP_BYTES = 4 * KIB
 _READ_BYTES = MIB
-#: Of a large file that is being written, the disk is given parts of this size at least.
+#: While a large file is written, the disk is given parts of at least this size.
 _PACED_BYTES = 2 * MIB
-#: Of a write-ahead file that is deleted, so much goes at a time. Freeing 40 MiB keeps some disks busy for 50 ms.
+#: A write-ahead file is freed in parts of this size. Freeing 40 MiB at once keeps some disks busy for 50 ms.
 _FREED_BYTES = MIB
 #: What comes from the kernel's cache takes less: a fast disk reads 1 to 2 GB/s in pieces of this kind.
 _CACHED_SECONDS = 30e-6

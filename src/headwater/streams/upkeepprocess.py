@@ -80,7 +80,7 @@ class UpkeepProcess:
             os.dup2(nothing, child.stdin.fileno(), inheritable=False)
             os.dup2(nothing, child.stdout.fileno(), inheritable=False)
             os.close(nothing)
-            # Nobody here waits for it.
+            # The fork never waits for it.
             child.returncode = 0
 
     def _run(self) -> None:
@@ -103,7 +103,7 @@ class UpkeepProcess:
         with self._mutex:
             if self._stop.is_set:
                 return "was not wanted any more"
-            # Of a session of its own: a Ctrl-C in the terminal is for the parent, which then ends the child or does not.
+            # The child has a session of its own: a Ctrl-C in the terminal goes to the parent, which decides about the child.
             child = self._child = subprocess.Popen(
                 [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
