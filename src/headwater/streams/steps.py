@@ -211,7 +211,10 @@ def _walk(
 
 
 def _parts(rows: Sequence[SegmentRow], lower: dict[int, int], upper: dict[int, int] | None) -> list[Range]:
-    """The numbers that a walk may read of each segment past a place. A segment past the end has an empty part, since a place names a segment for each key."""
+    """The numbers that a walk may read of each segment past a place.
+
+    A segment past the end has an empty part, since a place names a segment for each key.
+    """
     stream_map = SegmentMap(rows)
     ends = {row.number: end for row, _, end in stream_map.between(lower, upper)}
     parts = stream_map.between(lower, None)
