@@ -280,6 +280,32 @@ def _read_all(reader: hw.Reader) -> list[Any]:
             return found
 
 
+def test_a_roll_back_between_a_reader_s_report_and_its_look_is_no_truncation(
+    store: hw.Store, stream: hw.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(stream, 10)
+    cut = stream.tail()
+    for segment in stream.segments():
+        stream.split(segment.number)
+    write(stream, 10)
+    group = store.reader_group("g", ["a/x"])
+    with group.reader("first", commit="manual") as first:
+        while not (first.read(timeout=1) is None and first.at_tail):
+            first.commit()
+    reader = group.reader("second")
+    take = reader._take
+
+    def take_late(positions: Any) -> None:
+        monkeypatch.undo()
+        stream.roll_back(cut, keep_as=OLD, force=True)
+        take(positions)
+
+    monkeypatch.setattr(reader, "_take", take_late)
+    with reader, pytest.raises(hw.RolledBackError) as caught:
+        reader.read(timeout=30)
+    assert caught.value.cut == cut
+
+
 def test_a_reader_that_leaves_past_the_cut_is_told_and_has_left(store: hw.Store, stream: hw.Stream) -> None:
     write(stream, 10)
     cut = stream.tail()
