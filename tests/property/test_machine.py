@@ -233,7 +233,8 @@ class Machine(RuleBasedStateMachine):
         self.stale += [late for late, more in self.cuts[place + 1 :] if any(more[key] > counts[key] for key in counts)]
         self.written = {key: values[: counts[key]] for key, values in self.written.items()}
         self.cuts = self.cuts[: place + 1]
-        if self.held is not None and any(number > counts[key] for key, number in self.held[3].items()):
+        # A later place is undone even if no event lies between: a scale may.
+        if self.held is not None and self.held[2] not in [kept for kept, _ in self.cuts]:
             self.store.release("reader")
             self.held = None
         if len(self.forks) > 3:
